@@ -1,0 +1,92 @@
+"""What a run hands to the report: columns of numpy arrays, one row per request or per step."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+FINISHED, REJECTED, ABORTED = 0, 1, 2
+REQUEST_STATUS = ("finished", "rejected", "aborted")
+
+
+@dataclass
+class RequestTable:
+    """Axis `request`, in arrival order. Times in ns on the run's clock, -1 where it never happened.
+
+    `arrival`: sent by the client; `queued`: taken up by the engine loop; `scheduled`: first in a batch;
+    `first_token`, `finish`: when the client has that token. `status` indexes `REQUEST_STATUS`.
+    """
+
+    arrival_ns: np.ndarray
+    queued_ns: np.ndarray
+    scheduled_ns: np.ndarray
+    first_token_ns: np.ndarray
+    finish_ns: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    cached_tokens: np.ndarray
+    preemptions: np.ndarray
+    replica: np.ndarray
+    status: np.ndarray
+
+
+@dataclass
+class StepTable:
+    """Axis `step`: one row per executed batch of one replica, in order of issue per replica.
+
+    The batch columns are the fields of `sim.cost.BatchStats`; `start_ns`/`end_ns` bound the forward pass.
+    `free_blocks`, `running`, `waiting` as after scheduling; `preempted`: victims of this step.
+    """
+
+    replica: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    prefill_tokens: np.ndarray
+    prefill_chunks: np.ndarray
+    prefill_area: np.ndarray
+    prefill_kv_tokens: np.ndarray
+    prefill_max_tokens: np.ndarray
+    decodes: np.ndarray
+    decode_sum: np.ndarray
+    decode_max: np.ndarray
+    decode_sumsq: np.ndarray
+    emitting: np.ndarray
+    padded_tokens: np.ndarray
+    graph_mode: np.ndarray
+    running: np.ndarray
+    waiting: np.ndarray
+    free_blocks: np.ndarray
+    preempted: np.ndarray
+
+
+@dataclass
+class SimulationResult:
+    """One run, whole: what happened, under which assumptions, and what was not modelled.
+
+    `itl_ns`, `itl_count`: the distribution of all inter-token latencies as values with multiplicities.
+    `components_s`: seconds per step by cost component (`sim.cost.step_cost.SECONDS`), axis `step` each.
+    `memory` is the budget of `sim.memory`; `assumptions` rows are (what, value, source).
+    """
+
+    requests: RequestTable
+    steps: StepTable
+    itl_ns: np.ndarray
+    itl_count: np.ndarray
+    components_s: dict[str, np.ndarray]
+    engine: str
+    model: str
+    device: str
+    engine_label: str
+    gpus: int
+    num_gpu_blocks: int
+    block_size: int
+    usd_per_gpu_hour: float
+    memory: Any
+    workload: Any
+    seed: int
+    assumptions: list[tuple[str, str, str]] = field(default_factory=list)
+    not_modelled: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    checks: dict[str, Any] = field(default_factory=dict)
+    timing: dict[str, float] = field(default_factory=dict)

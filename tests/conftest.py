@@ -1,0 +1,19 @@
+"""Strict JAX for every test, and the folder of measured data, where it is present."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The measured data beside the project (`../shared`); tests that need it skip where it is absent."""
+    path = Path(__file__).resolve().parents[2] / "shared"
+    if not (path / "data").is_dir():
+        pytest.skip("measured data not present (../shared/data)")
+    return path
