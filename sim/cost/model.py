@@ -10,14 +10,23 @@ import abc
 
 import equinox as eqx
 
+from sim.cost.lengths import LengthTerms
 from sim.cost.stats import BatchStats
 from sim.cost.step_cost import StepCost
 from sim.deployment.plan import PlanArrays
 
 
 class CostModel(eqx.Module):
-    """Prices one step of one rank."""
+    """Prices one step of one rank.
+
+    The components must split as the table needs: `attention_s` depends on lengths only, `head_s` on the emitting rows
+    only, all others on the padded tokens and graph mode only.
+    """
 
     @abc.abstractmethod
     def __call__(self, plan: PlanArrays, stats: BatchStats) -> StepCost:
         """Cost of the batch `stats`, by component. Shapes: any common leading axes."""
+
+    @abc.abstractmethod
+    def length_terms(self, plan: PlanArrays) -> LengthTerms:
+        """Constants of the lengths' closed form for one plan: one entry per used kind, leaves Python floats."""

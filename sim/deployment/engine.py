@@ -4,17 +4,58 @@ from dataclasses import dataclass, field
 
 
 @dataclass
+class LimitTier:
+    """Default limits of one class of devices: the first tier whose conditions hold is taken.
+
+    `min_memory_gib`: the least device memory; `excluded`: devices, by part of their name, that the tier leaves out;
+    `llm_class_tokens` and `api_server_tokens`: `max_num_batched_tokens` of the offline class and of the server;
+    `max_num_seqs`: sequences for both.
+    """
+
+    min_memory_gib: float = 0.0
+    excluded: list[str] = field(default_factory=list)
+    llm_class_tokens: int = 8192
+    api_server_tokens: int = 2048
+    max_num_seqs: int = 256
+
+
+@dataclass
 class EngineProfile:
     """Facts of one engine version: scheduler switches, defaults and memory constants (data, `conf/engine`).
 
     Scheduler switches are the numbered differences between versions of vLLM V1.
+
+    **Fields:**
+
+    - `version`: the version these facts were read from; empty: no profile loaded yet.
+    - `reserve_full_input`: admission needs room for the whole input.
+    - `async_by_default`, `async_adds_depth`: whether batches are scheduled ahead, and whether that adds one batch
+      to a pipeline's own (`pp + 1` in flight) or only gives two to a single stage.
+    - `graph_list`, `graph_top`, `graph_top_blackwell`: the rule of the captured sizes and its ceilings.
+    - `graph_mode`: default mode. `graph_memory_in_budget`: graphs are taken off the KV budget.
+    - `memory_rule`: whose sum it is: `vllm`, `sglang` or `trtllm`.
+    - `groups_rule`: version of the rules that turn layers into KV-cache groups.
+    - `limits`: default limits; `other_tokens`, `other_seqs`: those of any other usage.
+    - `tokens_capped_always`: the default `max_num_batched_tokens` never exceeds `max_num_seqs` x length.
+    - `memory`: constants of the memory sum, by name (units in the names). `sources`: where each fact was read.
     """
 
+    version: str = ""
     reserve_full_input: bool = False
     async_by_default: bool = False
+    async_adds_depth: bool = False
     graph_memory_in_budget: bool = False
     graph_list: str = "0.10.2"
+    graph_top: int = 512
+    graph_top_blackwell: int = 512
+    graph_mode: str = "PIECEWISE"
     default_gpu_memory_utilization: float = 0.9
+    memory_rule: str = "vllm"
+    groups_rule: str = "0.10.2"
+    limits: list[LimitTier] = field(default_factory=list)
+    other_tokens: int = 2048
+    other_seqs: int = 128
+    tokens_capped_always: bool = False
     idle_sleep_s: float = 0.0
     api_pickup_s: float = 0.0
     nonempty_batch_returns: bool = True
@@ -24,7 +65,16 @@ class EngineProfile:
 
 @dataclass
 class EngineConf:
-    """Schema of `conf/engine/*.yaml`. `None` means: this version's own default."""
+    """Schema of `conf/engine/*.yaml`. `None` means: this version's own default.
+
+    The keys are vLLM's. For SGLang, `max_num_seqs` is its `max_running_requests`, `max_num_batched_tokens` its
+    `chunked_prefill_size`, `block_size` its `page_size` and `gpu_memory_utilization` its `mem_fraction_static`; for
+    TensorRT-LLM, `max_batch_size`, `max_num_tokens`, `tokens_per_block` and `free_gpu_memory_fraction`.
+
+    `usage`: `api_server`, `llm_class` (offline) or `other`; it decides the default limits.
+    `hybrid_kv_cache`: one block table per kind of attention; `None` is on, except for chunked-local layers.
+    `cuda_graph_sizes` is how vLLM 0.10.2 calls the captured sizes.
+    """
 
     name: str = "vllm"
     version: str = "0.19.0"
@@ -38,6 +88,7 @@ class EngineConf:
     kv_cache_memory_bytes: float | None = None
     num_gpu_blocks_override: int | None = None
     kv_cache_dtype: str = "auto"
+    hybrid_kv_cache: bool | None = None
     enable_prefix_caching: bool | None = None
     enable_chunked_prefill: bool | None = None
     async_scheduling: bool | None = None
@@ -45,6 +96,7 @@ class EngineConf:
     cudagraph_mode: str | None = None
     cudagraph_capture_sizes: list[int] | None = None
     max_cudagraph_capture_size: int | None = None
+    cuda_graph_sizes: list[int] | None = None
     profile: EngineProfile = field(default_factory=EngineProfile)
 
 
@@ -53,7 +105,9 @@ class EngineSettings:
     """Resolved settings of one replica: every value filled, with where it came from in `origin`.
 
     `graph_sizes` are the captured token counts, ascending (empty: eager). `graph_mode` is NONE,
-    PIECEWISE, FULL or FULL_AND_PIECEWISE.
+    PIECEWISE, FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE. `batches_in_flight`: how many batches may be scheduled
+    before the first of them returns (1: synchronous). `gpu_memory_utilization` is the fraction in the engine's own
+    sense (SGLang: of memory for weights and KV; TensorRT-LLM: of what is free after loading).
     """
 
     name: str
@@ -72,3 +126,9 @@ class EngineSettings:
     kv_bytes_per_element: float
     profile: EngineProfile
     origin: dict[str, str] = field(default_factory=dict)
+    batches_in_flight: int = 1
+    kv_cache_dtype: str = "auto"
+    kv_cache_memory_bytes: float | None = None
+    num_gpu_blocks_override: int | None = None
+    hybrid_kv_cache: bool | None = None
+    notes: tuple[str, ...] = ()

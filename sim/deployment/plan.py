@@ -10,17 +10,20 @@ from dataclasses import dataclass, field
 import equinox as eqx
 from jaxtyping import Array, Float
 
+from sim.deployment.conf import DeploymentConf as DeploymentConf
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
 from sim.model.spec import ModelSpec
 
 
-GEMM_SLOTS = 24
+GEMM_SLOTS = 16
 ATTENTION_SLOTS = 4
 RECURRENT_SLOTS = 2
 MOE_SLOTS = 2
+ELEMENTWISE_SLOTS = 8
 COLLECTIVE_SLOTS = 4
 PROTOCOLS = 3
+UNLIMITED = 1e12
 
 
 class GemmSlots(eqx.Module):
@@ -28,12 +31,14 @@ class GemmSlots(eqx.Module):
 
     `emitting` is 1 where m is the number of emitting rows (LM head), 0 where it is the padded tokens.
     `flops_per_s` is the achieved ceiling at the product's dtype; `count` products of this shape per step.
+    `input_bytes` is the size of one element of the activation the product reads.
     """
 
     count: Float[Array, "*config gemm"]
     n: Float[Array, "*config gemm"]
     k: Float[Array, "*config gemm"]
     weight_bytes_per_param: Float[Array, "*config gemm"]
+    input_bytes: Float[Array, "*config gemm"]
     flops_per_s: Float[Array, "*config gemm"]
     emitting: Float[Array, "*config gemm"]
 
@@ -41,9 +46,16 @@ class GemmSlots(eqx.Module):
 class AttentionSlots(eqx.Module):
     """Distinct attention kinds of one rank, by layer count.
 
-    `window`: keys a row may look back (sliding or chunked), 1e12 if unlimited. `kv_bytes_per_token`: cache bytes one
-    token of context adds per layer on this rank. `qk_dim`, `v_dim`: per-head dims of score and value
-    products (MLA: the absorbed latent dims for decode, with `prefill_dim` the expanded sum).
+    - `q_heads`, `kv_heads`: heads on this rank; latent attention has one KV head in decode.
+    - `qk_dim`, `v_dim`: dims of the score and value products in decode (latent: the absorbed dims); `prefill_dim`:
+      their sum in prefill (latent: the expanded dims).
+    - `kv_bytes_per_token`: cache bytes one token of context adds per layer on this rank.
+    - `context_flops`: FLOPs to expand one token of prior context before a prefill chunk can read it (latent only).
+    - `window`: keys a row may look back, `UNLIMITED` without one; `chunked` is 1 where the window is the row's own
+      chunk (keys start again at every multiple of `window`), 0 where it slides.
+    - `tile_rows`: query rows of one thread block; `packed` is 1 where the query heads of a KV head share a block in
+      prefill and mixed batches; `wave` is 1 where blocks are scheduled in whole waves, 0 where work is balanced;
+      `joint` is 1 where decodes ride in the prefill kernel, 0 where they have a kernel of their own.
     """
 
     count: Float[Array, "*config kind"]
@@ -53,12 +65,18 @@ class AttentionSlots(eqx.Module):
     v_dim: Float[Array, "*config kind"]
     prefill_dim: Float[Array, "*config kind"]
     kv_bytes_per_token: Float[Array, "*config kind"]
+    context_flops: Float[Array, "*config kind"]
     window: Float[Array, "*config kind"]
+    chunked: Float[Array, "*config kind"]
     flops_per_s: Float[Array, "*config kind"]
+    tile_rows: Float[Array, "*config kind"]
+    packed: Float[Array, "*config kind"]
+    wave: Float[Array, "*config kind"]
+    joint: Float[Array, "*config kind"]
 
 
 class RecurrentSlots(eqx.Module):
-    """State layers (Mamba, linear attention): state bytes read and written per sequence, FLOPs per token."""
+    """State layers (Mamba, linear attention): state bytes kept per sequence, FLOPs per prefilled token."""
 
     count: Float[Array, "*config recurrent"]
     state_bytes: Float[Array, "*config recurrent"]
@@ -80,11 +98,19 @@ class MoeSlots(eqx.Module):
     flops_per_s: Float[Array, "*config moe"]
 
 
+class ElementwiseSlots(eqx.Module):
+    """Kernels that only move activations: `count` kernels per step that each move `bytes_per_token` per token."""
+
+    count: Float[Array, "*config elementwise"]
+    bytes_per_token: Float[Array, "*config elementwise"]
+
+
 class CollectiveSlots(eqx.Module):
     """Collectives of one step: `count` of them moving `bytes_per_token` x padded tokens each.
 
     Time is the minimum over protocols p of `a_s[p] + factor * bytes / bytes_per_s[p]`, the hop latencies
     of the group already inside `a_s`; `factor` is the algorithm's traffic, 2 (g - 1)/g for all-reduce.
+    `emitting` is 1 where the rows are the emitting ones (gathered logits), 0 where they are the padded tokens.
     """
 
     count: Float[Array, "*config collective"]
@@ -92,13 +118,14 @@ class CollectiveSlots(eqx.Module):
     factor: Float[Array, "*config collective"]
     a_s: Float[Array, "*config collective protocol"]
     bytes_per_s: Float[Array, "*config collective protocol"]
+    emitting: Float[Array, "*config collective"]
 
 
 class DeviceArrays(eqx.Module):
     """Achieved rates and floors of the device, and the step's fixed host terms by graph mode.
 
-    `elementwise_bytes_per_token` sums norms, rope, activations, residuals, embedding and cache writes over layers;
-    `elementwise_kernels` counts them. `launch_s` has one entry per graph mode (eager, piecewise, full).
+    `launch_s`: CPU seconds to submit one step in each graph mode (eager, piecewise, full); `gap_s`: the part of it
+    that the device always waits for. `sampler_kernels`, `sampler_bytes_per_row`: what turns logits into tokens.
     """
 
     memory_bytes_per_s: Float[Array, "*config"]
@@ -107,10 +134,10 @@ class DeviceArrays(eqx.Module):
     compute_units: Float[Array, "*config"]
     unit_stream_bytes_per_s: Float[Array, "*config"]
     kernel_floor_s: Float[Array, "*config"]
-    elementwise_bytes_per_token: Float[Array, "*config"]
-    elementwise_kernels: Float[Array, "*config"]
+    sampler_kernels: Float[Array, "*config"]
     sampler_bytes_per_row: Float[Array, "*config"]
     launch_s: Float[Array, "*config mode"]
+    gap_s: Float[Array, "*config mode"]
     host_s: Float[Array, "*config"]
 
 
@@ -121,20 +148,9 @@ class PlanArrays(eqx.Module):
     attention: AttentionSlots
     recurrent: RecurrentSlots
     moe: MoeSlots
+    elementwise: ElementwiseSlots
     collective: CollectiveSlots
     device: DeviceArrays
-
-
-@dataclass
-class DeploymentConf:
-    """Schema of `conf/deployment/*.yaml`: how many ranks, and who gets the next request."""
-
-    name: str = "single"
-    replicas: int = 1
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    expert_parallel: bool = False
-    router: str = "round_robin"
 
 
 @dataclass(frozen=True)

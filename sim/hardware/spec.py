@@ -1,4 +1,4 @@
-"""What it runs on: one accelerator, its memory and its links, in SI units.
+"""What it runs on: one accelerator, its memory, its links and the node it sits in, in SI units.
 
 A device is one YAML file (`conf/hardware/*.yaml`) that fills this schema; `sources` names, for every
 number, where it was read. Rates are per direction; peaks are dense (no sparsity).
@@ -7,23 +7,47 @@ number, where it was read. Rates are per direction; peaks are dense (no sparsity
 from dataclasses import dataclass, field
 
 
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
+TOPOLOGIES = ("switch", "mesh", "torus")
+
+
 @dataclass
 class LinkConf:
-    """One link of a device: latency and bandwidth, per direction."""
+    """One link of a device: latency and bandwidth, per direction.
+
+    `kind` names the technology (NVLink, NVLink-C2C, xGMI, ICI, NeuronLink, HCCS, PCIe, RoCE, InfiniBand ..., or `none`).
+    `bytes_per_s` is what one device can send with all its ports. `topology` says how much of it a smaller
+    group can use: `switch` all of it, `mesh` one share per peer of the group, `torus` the ports (`ports` in
+    all) whose axes the group spans. `max_group` devices share the link's domain; 0 means no limit.
+    """
 
     kind: str = "none"
     bytes_per_s: float = 0.0
     latency_s: float = 0.0
     max_group: int = 1
+    topology: str = "switch"
+    ports: int = 1
 
 
 @dataclass
 class DeviceConf:
-    """Schema of one accelerator; every number has an entry in `sources`.
+    """Schema of one accelerator; every number has an entry in `sources`, by its dotted key or its parent's.
 
-    `peak_flops_per_s` and `matmul_efficiency` are keyed by dtype (fp32, bf16, fp16, fp8, int8, fp4, int4): the
-    datasheet peak, and the share of it that large matrix products reach. `memory_bytes` is
-    what the runtime reports (CUDA: total of `cudaMemGetInfo`), not the catalogue's figure.
+    - `peak_flops_per_s`, `matmul_efficiency`: keyed by dtype (`DTYPES`): the dense datasheet peak, and the share
+      of it that large matrix products reach. A dtype that is absent is one the matrix units do not compute in.
+    - `memory_bytes`: what the runtime reports (CUDA: total of `cudaMemGetInfo`); `memory_nominal_bytes`: the
+      size behind the catalogue's figure (GPU vendors mostly count GiB). `memory_bytes_estimated` marks a
+      reported size that was derived by a rule, which `sources` states.
+    - `memory_bytes_per_s`, `memory_efficiency`: datasheet stream rate, and the share a weight stream reaches.
+    - `cache_bytes`, `cache_bytes_per_s`: last-level cache and its read rate.
+    - `compute_units`: units that take one tile each (SM, CU, MXU, core); `unit_stream_bytes_per_s`: what one of
+      them can stream; `kernel_floor_s`: the shortest kernel.
+    - `kernel_launch_s`: host time per kernel launched one by one; `graph_launch_s`: host time per captured
+      graph; `host_step_s`: host time per step beyond what the engine profile counts.
+    - `devices_per_node`: devices behind one host. `scale_up`, `pcie`, `nic`: links between devices of a
+      domain, to the host, and between nodes.
+    - `collectives`: family of measured collective constants (`sim/hardware/collectives.csv`), "" for none.
+    - `usd_per_hour`: price of one device for an hour, 0 where none is known.
     """
 
     name: str
@@ -35,7 +59,7 @@ class DeviceConf:
     memory_bytes_estimated: bool = False
     memory_nominal_bytes: float = 0.0
     memory_bytes_per_s: float = 0.0
-    memory_efficiency: float = 0.92
+    memory_efficiency: float = 0.8
     cache_bytes: float = 0.0
     cache_bytes_per_s: float = 0.0
     compute_units: int = 1
@@ -44,6 +68,7 @@ class DeviceConf:
     kernel_launch_s: float = 5.0e-6
     graph_launch_s: float = 20.0e-6
     host_step_s: float = 0.0
+    devices_per_node: int = 8
     scale_up: LinkConf = field(default_factory=LinkConf)
     pcie: LinkConf = field(default_factory=LinkConf)
     nic: LinkConf = field(default_factory=LinkConf)

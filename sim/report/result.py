@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from sim.workload.trace import Workload
+
 
 FINISHED, REJECTED, ABORTED = 0, 1, 2
 REQUEST_STATUS = ("finished", "rejected", "aborted")
@@ -14,8 +16,9 @@ REQUEST_STATUS = ("finished", "rejected", "aborted")
 class RequestTable:
     """Axis `request`, in arrival order. Times in ns on the run's clock, -1 where it never happened.
 
-    `arrival`: sent by the client; `queued`: taken up by the engine loop; `scheduled`: first in a batch;
-    `first_token`, `finish`: when the client has that token. `status` indexes `REQUEST_STATUS`.
+    `arrival`: sent by the client; `queued`: taken up by the engine loop; `scheduled`: first in a batch (when the
+    scheduler put it there); `first_token`, `finish`: when the client has that token. `cached_tokens`: prompt tokens found in the
+    prefix cache at the first admission. `status` indexes `REQUEST_STATUS`.
     """
 
     arrival_ns: np.ndarray
@@ -29,6 +32,9 @@ class RequestTable:
     preemptions: np.ndarray
     replica: np.ndarray
     status: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.arrival_ns)
 
 
 @dataclass
@@ -59,14 +65,46 @@ class StepTable:
     free_blocks: np.ndarray
     preempted: np.ndarray
 
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True)
+class MemoryTerm:
+    """One part of a device's memory: what it holds, how many bytes, the sum it comes from and who says so."""
+
+    name: str
+    bytes: float
+    note: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The memory of one rank as plain rows: `terms`, in order, are parts that sum to `device_bytes`.
+
+    `kv_term` names the one that is the KV cache; `verdict` is the sentence that says whether it fits.
+    """
+
+    terms: tuple[MemoryTerm, ...]
+    device_bytes: float
+    kv_term: str = "KV cache"
+    verdict: str = ""
+
 
 @dataclass
 class SimulationResult:
     """One run, whole: what happened, under which assumptions, and what was not modelled.
 
-    `itl_ns`, `itl_count`: the distribution of all inter-token latencies as values with multiplicities.
-    `components_s`: seconds per step by cost component (`sim.cost.step_cost.SECONDS`), axis `step` each.
-    `memory` is the budget of `sim.memory`; `assumptions` rows are (what, value, source).
+    - `itl_ns`, `itl_count`: the distribution of all inter-token latencies as values with multiplicities.
+    - `components_s`: seconds per step by cost component (`sim.cost.step_cost.SECONDS`), axis `step` each; may be empty.
+    - `engine`: "exact" or "wide"; `engine_label`: the engine that is simulated, "vLLM 0.19.0".
+    - `gpus` over all `replicas`; `num_gpu_blocks` and `block_size` (tokens) of one replica.
+    - `settings`: the resolved engine settings by name (`max_num_seqs`, `max_num_batched_tokens`, `graph_sizes`, ...).
+    - `slo_ms`: goodput bounds in ms by metric (ttft, tpot, itl, e2el).
+    - `assumptions` rows are (what, value, source); `config` is the resolved configuration.
+    - `checks`: name -> outcome of the invariants checked in the run; `timing`: seconds of wall and CPU time by phase.
+    - `versions`: package -> version.
     """
 
     requests: RequestTable
@@ -82,11 +120,15 @@ class SimulationResult:
     num_gpu_blocks: int
     block_size: int
     usd_per_gpu_hour: float
-    memory: Any
-    workload: Any
+    memory: MemoryReport | None
+    workload: Workload
     seed: int
     assumptions: list[tuple[str, str, str]] = field(default_factory=list)
     not_modelled: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     checks: dict[str, Any] = field(default_factory=dict)
     timing: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    slo_ms: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    replicas: int = 1

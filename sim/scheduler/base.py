@@ -6,12 +6,15 @@ batches. So it can be driven step by step in a test, and replayed against a reco
 
 from typing import Protocol
 
+import numpy as np
+
 
 class Request:
     """One request inside a replica.
 
-    `target` tokens have to be in the cache before the next token can be emitted: the prompt, plus, after a
-    preemption, what had been emitted. `left` tokens are still to be emitted.
+    `target` tokens must be in the cache before the next token can be emitted: the prompt and, after a
+    preemption, what had been emitted by then. `left` tokens are still to be emitted, counted when the
+    request (re)entered the waiting queue. `token_ids` is the prompt's content; output j has the id `output_base + j`.
     """
 
     __slots__ = (
@@ -21,37 +24,45 @@ class Request:
         "target",
         "left",
         "computed",
-        "phase",
-        "first_step",
+        "key",
         "last_step",
         "cached",
         "preemptions",
         "token_ids",
+        "output_base",
+        "blocks",
+        "block_keys",
+        "registered",
     )
 
-    def __init__(self, index: int, prompt: int, outputs: int, token_ids=None):
+    def __init__(self, index: int, prompt: int, outputs: int, token_ids: np.ndarray | None = None):
         self.index = index
         self.prompt = prompt
         self.outputs = outputs
         self.target = prompt
         self.left = outputs
         self.computed = 0
-        self.phase = -1
-        self.first_step = -1
+        self.key = 0
         self.last_step = -1
         self.cached = 0
         self.preemptions = 0
         self.token_ids = token_ids
+        self.output_base = (index + 1) << 32
+        self.blocks: list[int] = []
+        self.block_keys: list[int] = []
+        self.registered = 0
 
     def __repr__(self) -> str:
         return f"Request({self.index}, prompt={self.prompt}, outputs={self.outputs}, left={self.left})"
 
 
 class Batch:
-    """What one call of `schedule` decided: the statistics of the forward pass and who is in it.
+    """What one call of `schedule` decided: the statistics of the forward pass, and who changed place.
 
-    `emitted` requests complete their prefill in this batch; `finishing` ones get their last token
-    from it; `admitted` and `preempted` changed queues. Statistics are named as in `sim.cost.BatchStats`.
+    Statistics are named as in `sim.cost.BatchStats`. `admitted` entered running; `emitted` complete their
+    prefill here (so their first token, or the first after a preemption, comes with this batch);
+    `finishing` get their last token from it; `preempted` lost their blocks, of which
+    `interrupted` were decoding. `running`, `waiting` and `free_blocks` are as after the call.
     """
 
     __slots__ = (
@@ -72,9 +83,11 @@ class Batch:
         "emitted",
         "finishing",
         "preempted",
+        "interrupted",
+        "filled",
     )
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.prefill_tokens = self.prefill_chunks = self.prefill_area = 0
         self.prefill_kv_tokens = self.prefill_max_tokens = 0
         self.decodes = self.decode_sum = self.decode_max = self.decode_sumsq = 0
@@ -83,15 +96,35 @@ class Batch:
         self.emitted: list[Request] = []
         self.finishing: list[Request] = []
         self.preempted: list[Request] = []
+        self.interrupted: list[Request] = []
+        self.filled: list[tuple[Request, int]] = []
 
     @property
     def tokens(self) -> int:
         """Scheduled tokens; 0 for an empty batch."""
         return self.prefill_tokens + self.decodes
 
+    def add_chunk(self, prior: int, chunk: int) -> None:
+        """Count one prefill row: `chunk` new tokens on `prior` tokens of context."""
+        end = prior + chunk
+        self.prefill_tokens += chunk
+        self.prefill_chunks += 1
+        self.prefill_area += chunk * prior + chunk * (chunk + 1) // 2
+        self.prefill_kv_tokens += end
+        if end > self.prefill_max_tokens:
+            self.prefill_max_tokens = end
+
 
 class Scheduler(Protocol):
     """Decides batches. `schedule` may be called again before the batch before is completed (async)."""
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks nobody uses."""
+
+    @property
+    def usable_blocks(self) -> int:
+        """All KV blocks but the null block."""
 
     def add(self, request: Request) -> None:
         """Put a new request at the end of the waiting queue."""

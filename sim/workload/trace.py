@@ -1,24 +1,29 @@
 """What arrives: one fixed list of requests, the same for every engine."""
 
+import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
+from jaxtyping import Float, Int
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Requests in arrival order; all arrays have axis `request`.
+    """Requests in arrival order; all arrays have axis `request` and are stored as int64.
 
-    `arrival_ns` are planned arrivals, non-decreasing, from 0. With `concurrency` K (closed loop) request i
-    is sent at `max(arrival_ns[i], when fewer than K are outstanding)`. `token_ids` and
-    `block_hashes` (one array per request) carry content for prefix reuse, or are None.
-    `digest` is the SHA-256 of all of this; `provenance` says where lengths and arrivals come from.
+    `arrival_ns` are planned arrivals, non-decreasing, on a clock that starts at 0. With `concurrency` K (closed loop,
+    or an open process under a cap) request i is sent at `max(arrival_ns[i], when fewer than K are outstanding)`.
+    `token_ids`, `output_token_ids` and `block_hashes` (one array per request) carry content for prefix reuse, or are
+    None; each entry of `block_hashes` stands for `hash_block_tokens` prompt tokens and everything before them.
+    `digest` is the SHA-256 of the arrays and the concurrency, computed where it is not given; `provenance` says where
+    lengths and arrivals come from; `notes` what was dropped or left unused on the way.
+    Arrays that contradict this raise `ValueError`.
     """
 
     name: str
-    arrival_ns: np.ndarray
-    prompt_tokens: np.ndarray
-    output_tokens: np.ndarray
+    arrival_ns: Int[np.ndarray, " request"]
+    prompt_tokens: Int[np.ndarray, " request"]
+    output_tokens: Int[np.ndarray, " request"]
     concurrency: int | None = None
     token_ids: tuple[np.ndarray, ...] | None = None
     block_hashes: tuple[np.ndarray, ...] | None = None
@@ -26,6 +31,55 @@ class Workload:
     digest: str = ""
     provenance: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    output_token_ids: tuple[np.ndarray, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("arrival_ns", "prompt_tokens", "output_tokens"):
+            object.__setattr__(self, key, np.ascontiguousarray(getattr(self, key), dtype=np.int64))
+        for key in ("token_ids", "output_token_ids", "block_hashes"):
+            if getattr(self, key) is not None:
+                object.__setattr__(self, key, tuple(np.asarray(row, dtype=np.int64) for row in getattr(self, key)))
+        self._check()
+        if not self.digest:
+            object.__setattr__(self, "digest", self._digest())
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
+
+    def _check(self) -> None:
+        requests = len(self.arrival_ns)
+        for key in ("prompt_tokens", "output_tokens", "token_ids", "output_token_ids", "block_hashes"):
+            value = getattr(self, key)
+            if value is not None and len(value) != requests:
+                raise ValueError(f"a workload wants one entry of {key} per request: {requests} requests, {len(value)} entries")
+        if requests == 0:
+            raise ValueError("a workload wants at least one request, got none")
+        if self.arrival_ns[0] < 0 or np.any(np.diff(self.arrival_ns) < 0):
+            raise ValueError("a workload wants non-negative, non-decreasing arrival_ns")
+        if self.prompt_tokens.min() < 1 or self.output_tokens.min() < 1:
+            raise ValueError("a workload wants at least one prompt token and one output token per request")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ValueError(f"a workload wants concurrency >= 1 or none, got {self.concurrency}")
+        if self.block_hashes is not None and not (self.hash_block_tokens or 0) >= 1:
+            raise ValueError("a workload with block_hashes wants hash_block_tokens >= 1")
+
+    def _digest(self) -> str:
+        # Name, type and length go in front of every array, so that no two different workloads share a byte string.
+        state = hashlib.sha256(b"headway workload 1\n")
+        state.update(f"concurrency {self.concurrency} hash_block_tokens {self.hash_block_tokens}\n".encode())
+        for key in ("arrival_ns", "prompt_tokens", "output_tokens"):
+            state.update(f"{key} <i8 {len(self)}\n".encode())
+            state.update(getattr(self, key).astype("<i8").tobytes())
+        for key in ("token_ids", "output_token_ids", "block_hashes"):
+            rows = getattr(self, key)
+            if rows is None:
+                continue
+            state.update(f"{key} <i8 ragged\n".encode())
+            state.update(np.array([len(row) for row in rows], dtype="<i8").tobytes())
+            state.update(np.concatenate(rows).astype("<i8").tobytes())
+        return state.hexdigest()
+
+
+def seconds_to_ns(seconds: Float[np.ndarray, " request"]) -> Int[np.ndarray, " request"]:
+    """`sim.units.to_ns` for an array of non-negative seconds: `floor(1e9 t + 1/2)`."""
+    return np.floor(seconds * 1e9 + 0.5).astype(np.int64)

@@ -1,0 +1,54 @@
+"""The schema of a whole configuration, and its registration with Hydra.
+
+The dataclass of each group lives in the room that owns it; the YAML files of `conf/<group>` are plain mappings that are
+merged into it, so a misspelt key or a wrong type fails when a configuration is composed.
+"""
+
+from dataclasses import dataclass, field
+
+from sim.deployment.conf import DeploymentConf
+from sim.deployment.engine import EngineConf
+from sim.hardware.spec import DeviceConf
+from sim.model.spec import ModelConf
+from sim.workload.conf import WorkloadConf
+
+
+GROUPS = ("model", "hardware", "workload", "engine", "deployment")
+
+
+@dataclass
+class SloConf:
+    """Bounds that a request has to meet to count as good, in milliseconds; None: no bound on this metric."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    itl_ms: float | None = None
+    e2el_ms: float | None = None
+
+
+@dataclass
+class SimulateConf:
+    """Everything one simulation reads.
+
+    - `seed`: of arrivals and lengths; the same seed gives the same result, bit for bit.
+    - `slo`: bounds for goodput.
+    - `percentiles`: of every latency, 0 to 100.
+    - `results`: the folder to write; None: `results/<date and time>` under the current folder.
+    """
+
+    model: ModelConf = field(default_factory=ModelConf)
+    hardware: DeviceConf = field(default_factory=lambda: DeviceConf(name="device"))
+    workload: WorkloadConf = field(default_factory=WorkloadConf)
+    engine: EngineConf = field(default_factory=EngineConf)
+    deployment: DeploymentConf = field(default_factory=DeploymentConf)
+    slo: SloConf = field(default_factory=SloConf)
+    seed: int = 0
+    percentiles: list[float] = field(default_factory=lambda: [50.0, 90.0, 95.0, 99.0])
+    results: str | None = None
+
+
+def register() -> None:
+    """Make the schema known to Hydra as `schema`, the first entry of `conf/config.yaml`'s defaults."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="schema", node=SimulateConf, provider="headway")

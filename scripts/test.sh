@@ -1,0 +1,25 @@
+#!/bin/sh
+# The one test command: makes .venv if needed, then lints, checks types and floors, and runs pytest "$@".
+# Every check runs, whatever fails before it; the exit code is 0 only if all pass.
+set -eu
+root=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd -P)
+. "$root/scripts/environment.sh"
+headway_environment "$root"
+cd -- "$root"
+bin=$root/.venv/bin
+failed=
+step() {
+    name=$1
+    shift
+    echo "== $name"
+    "$@" || failed="$failed $name"
+}
+step format "$bin/ruff" format --check .
+step lint "$bin/ruff" check .
+step types "$bin/mypy"
+step floors "$bin/lint-imports" --no-logo
+step tests "$bin/pytest" "$@"
+if [ -n "$failed" ]; then
+    echo "failed:$failed" >&2
+    exit 1
+fi

@@ -1,0 +1,42 @@
+"""Default limits: `max_num_batched_tokens` and `max_num_seqs` by device memory, device name, usage and version."""
+
+from sim.deployment.engine import EngineProfile
+
+
+USAGES = ("api_server", "llm_class", "other")
+
+
+def default_limits(
+    profile: EngineProfile,
+    memory_gib: float,
+    device_name: str,
+    usage: str,
+    max_model_len: int,
+    max_num_batched_tokens: int | None = None,
+    max_num_seqs: int | None = None,
+) -> tuple[int, int, str]:
+    """`(max_num_batched_tokens, max_num_seqs, why)`; given limits stay as they are.
+
+    The first tier of the profile whose memory and device conditions hold gives both. A default token budget is lowered to
+    `max_num_seqs x max_model_len`, a default number of sequences to the token budget.
+    Source: recorded defaults of vLLM 0.10.2, 0.19.0 and 0.33.0 (rules in the profile).
+    """
+    if usage not in USAGES:
+        raise ValueError(f"the usage must be one of {', '.join(USAGES)}, got {usage!r}: change engine.usage")
+    tokens, seqs, why = profile.other_tokens, profile.other_seqs, "default outside server and LLM class"
+    if usage != "other":
+        for tier in profile.limits:
+            if memory_gib >= tier.min_memory_gib and not any(part in device_name for part in tier.excluded):
+                tokens = tier.llm_class_tokens if usage == "llm_class" else tier.api_server_tokens
+                seqs = tier.max_num_seqs
+                bound = f">= {tier.min_memory_gib:g} GiB" if tier.min_memory_gib else "smaller devices"
+                why = f"{usage} default for {bound}"
+                break
+    seqs = max_num_seqs if max_num_seqs is not None else seqs
+    if max_num_batched_tokens is not None:
+        tokens = max_num_batched_tokens
+    elif usage == "other" or profile.tokens_capped_always:
+        tokens = min(tokens, seqs * max_model_len)
+    if max_num_seqs is None:
+        seqs = min(seqs, tokens)
+    return tokens, seqs, why

@@ -1,0 +1,252 @@
+"""From a user's engine configuration to settings where every value is filled and says where it came from."""
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from sim.deployment.defaults import default_limits
+from sim.deployment.engine import EngineConf, EngineProfile, EngineSettings, LimitTier
+from sim.deployment.graphs import MODES, capture_sizes
+from sim.hardware.spec import DeviceConf
+from sim.model.spec import ModelSpec
+from sim.units import GIB
+
+
+if TYPE_CHECKING:
+    from sim.deployment.plan import DeploymentConf
+
+PROFILES = Path(__file__).resolve().parents[2] / "conf" / "engine"
+
+# Bytes per cached element by the engines' own names of the type.
+KV_DTYPES = {
+    "float32": 4.0,
+    "fp32": 4.0,
+    "bfloat16": 2.0,
+    "bf16": 2.0,
+    "float16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "fp8_e4m3": 1.0,
+    "fp8_e5m2": 1.0,
+    "int8": 1.0,
+}
+BLACKWELL = ("B200", "B300", "GB200", "GB300")
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """The numbers of a version, for ordering; a suffix (`rc1`, `.dev3`) is ignored."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)", str(version).strip())
+    if match is None:
+        raise ValueError(f"the engine version must look like 0.19.0, got {version!r}: change engine.version")
+    numbers = [int(part) for part in match.group(1).split(".")]
+    return tuple(numbers + [0] * (3 - len(numbers)))
+
+
+def engine_names() -> list[str]:
+    """Names of the shipped profiles, `engine-version`, in order of engine and version."""
+    names = (path.stem for path in PROFILES.glob("*-*.yaml"))
+    return sorted(names, key=lambda name: (name.partition("-")[0], version_key(name.partition("-")[2])))
+
+
+def load_engine(name: str = "vllm", version: str | None = None) -> EngineConf:
+    """The configuration of engine `name`, with the profile of the nearest earlier version that has one.
+
+    Without `version`, the profile that is this engine's newest. ValueError if the engine is unknown.
+    """
+    versions = [stem.partition("-")[2] for stem in engine_names() if stem.partition("-")[0] == name]
+    if not versions:
+        known = sorted({stem.partition("-")[0] for stem in engine_names()})
+        raise ValueError(f"the engine must be one of {', '.join(known)}, got {name!r}: change engine.name")
+    wanted = versions[-1] if version is None else version
+    earlier = [known for known in versions if version_key(known) <= version_key(wanted)]
+    conf = _read(f"{name}-{(earlier or versions)[-1 if earlier else 0]}")
+    return replace(conf, version=str(wanted))
+
+
+def _read(stem: str) -> EngineConf:
+    fields = dict(_fields(stem))
+    profile = dict(fields.pop("profile"))
+    profile["limits"] = [LimitTier(**tier) for tier in profile.get("limits", [])]
+    return EngineConf(**fields, profile=EngineProfile(**profile))
+
+
+@cache
+def _fields(stem: str) -> dict[str, Any]:
+    """The file's keys over those of the file it names in `defaults` (a profile states only what changed)."""
+    content = yaml.safe_load((PROFILES / f"{stem}.yaml").read_text())
+    merged: dict[str, Any] = {}
+    for base in content.pop("defaults", []):
+        if isinstance(base, str) and (PROFILES / f"{base}.yaml").exists():
+            merged = _merge(merged, _fields(base))
+    return _merge(merged, content)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        merged[key] = _merge(merged[key], value) if isinstance(value, dict) and key in merged else value
+    return merged
+
+
+def resolve_engine(
+    conf: EngineConf, model: ModelSpec, device: DeviceConf, deployment: "DeploymentConf"
+) -> EngineSettings:
+    """Fill every value of `conf` by the rules of its engine version; `origin` says where each came from.
+
+    If `conf.profile` is not that of the version (or none is loaded), the nearest earlier shipped profile is taken, with a note.
+    ValueError, one sentence each: unknown engine, usage, KV type or graph mode; limits, lengths, block size or fractions out of range.
+    """
+    found = load_engine(conf.name, conf.version).profile
+    profile = conf.profile if conf.profile.version == found.version else found
+    exact = version_key(profile.version) == version_key(conf.version)
+    label = f"{conf.name} {profile.version}"
+    notes = [] if exact else [f"{conf.name} {conf.version} has no profile of its own: {label} is used, the nearest"]
+    origin: dict[str, str] = {}
+
+    def choose(key: str, given: Any, default: Any, why: str = "default") -> Any:
+        origin[key] = "user" if given is not None else f"{label} {why}"
+        return default if given is None else given
+
+    length = _length(conf, model)
+    origin["max_model_len"] = "user" if conf.max_model_len is not None else "model"
+    tokens, seqs, why = default_limits(
+        profile,
+        device.memory_bytes / GIB,
+        device.name,
+        conf.usage,
+        length,
+        conf.max_num_batched_tokens,
+        conf.max_num_seqs,
+    )
+    choose("max_num_batched_tokens", conf.max_num_batched_tokens, tokens, why)
+    choose("max_num_seqs", conf.max_num_seqs, seqs, why)
+    chunked = choose("chunked_prefill", conf.enable_chunked_prefill, True)
+    _check_limits(tokens, seqs, length, chunked)
+    utilization = choose(
+        "gpu_memory_utilization", conf.gpu_memory_utilization, profile.default_gpu_memory_utilization
+    )
+    _check_memory(conf, utilization)
+    asynchronous = choose("async_scheduling", conf.async_scheduling, profile.async_by_default)
+    pipeline = deployment.pipeline_parallel
+    mode, sizes = _graphs(conf, profile, device, tokens, seqs)
+    for key, given in (("graph_mode", conf.cudagraph_mode), ("graph_sizes", conf.cudagraph_capture_sizes)):
+        origin[key] = "user" if given is not None or conf.enforce_eager else f"{label} default"
+    if conf.max_cudagraph_capture_size is not None or conf.cuda_graph_sizes is not None:
+        origin["graph_sizes"] = "user"
+    origin["block_size"] = "engine configuration"
+    origin["kv_cache_dtype"] = "model" if conf.kv_cache_dtype == "auto" else "user"
+    return EngineSettings(
+        name=conf.name,
+        version=conf.version,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        max_model_len=length,
+        block_size=conf.block_size,
+        gpu_memory_utilization=utilization,
+        prefix_caching=choose("prefix_caching", conf.enable_prefix_caching, True),
+        chunked_prefill=chunked,
+        async_scheduling=asynchronous,
+        reserve_full_input=profile.reserve_full_input,
+        graph_mode=mode,
+        graph_sizes=sizes,
+        kv_bytes_per_element=_kv_bytes(conf.kv_cache_dtype, model),
+        profile=profile,
+        origin=origin,
+        batches_in_flight=_depth(profile, asynchronous, pipeline),
+        kv_cache_dtype=conf.kv_cache_dtype,
+        kv_cache_memory_bytes=conf.kv_cache_memory_bytes,
+        num_gpu_blocks_override=conf.num_gpu_blocks_override,
+        hybrid_kv_cache=conf.hybrid_kv_cache,
+        notes=tuple(notes),
+    )
+
+
+def _length(conf: EngineConf, model: ModelSpec) -> int:
+    if conf.max_model_len is None:
+        return model.max_model_len
+    if not 1 <= conf.max_model_len <= model.max_model_len:
+        raise ValueError(
+            f"max_model_len must be between 1 and the {model.max_model_len:,} tokens of {model.name}, "
+            f"got {conf.max_model_len:,}: change engine.max_model_len"
+        )
+    return conf.max_model_len
+
+
+def _check_limits(tokens: int, seqs: int, length: int, chunked: bool) -> None:
+    if seqs < 1:
+        raise ValueError(f"max_num_seqs must be at least 1, got {seqs}: change engine.max_num_seqs")
+    if tokens < seqs:
+        raise ValueError(
+            f"max_num_batched_tokens ({tokens:,}) must be at least max_num_seqs ({seqs:,}): "
+            "raise engine.max_num_batched_tokens or lower engine.max_num_seqs"
+        )
+    if not chunked and tokens < length:
+        raise ValueError(
+            f"without chunked prefill max_num_batched_tokens ({tokens:,}) must be at least max_model_len ({length:,}): "
+            "raise engine.max_num_batched_tokens, lower engine.max_model_len or set engine.enable_chunked_prefill=true"
+        )
+
+
+def _check_memory(conf: EngineConf, utilization: float) -> None:
+    if not 0 < utilization <= 1:
+        raise ValueError(
+            f"gpu_memory_utilization must be above 0 and at most 1, got {utilization}: change engine.gpu_memory_utilization"
+        )
+    allowed = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    if conf.block_size not in allowed:
+        raise ValueError(
+            f"block_size must be one of {', '.join(map(str, allowed))} tokens, got {conf.block_size}: change engine.block_size"
+        )
+    for key, value in (
+        ("kv_cache_memory_bytes", conf.kv_cache_memory_bytes),
+        ("num_gpu_blocks_override", conf.num_gpu_blocks_override),
+    ):
+        if value is not None and not value > 0:
+            raise ValueError(f"{key} must be positive, got {value}: change engine.{key}")
+
+
+def _kv_bytes(dtype: str, model: ModelSpec) -> float:
+    if dtype == "auto":
+        return model.kv_bytes_per_element
+    if dtype not in KV_DTYPES:
+        raise ValueError(
+            f"kv_cache_dtype must be auto or one of {', '.join(KV_DTYPES)}, got {dtype!r}: change engine.kv_cache_dtype"
+        )
+    return KV_DTYPES[dtype]
+
+
+def _depth(profile: EngineProfile, asynchronous: bool, pipeline: int) -> int:
+    """Batches scheduled before the oldest returns: `pp`, and with async scheduling one more or at least two."""
+    if not asynchronous:
+        return pipeline
+    return pipeline + 1 if profile.async_adds_depth else max(pipeline, 2)
+
+
+def _graphs(
+    conf: EngineConf, profile: EngineProfile, device: DeviceConf, tokens: int, seqs: int
+) -> tuple[str, tuple[int, ...]]:
+    mode = "NONE" if conf.enforce_eager else conf.cudagraph_mode or profile.graph_mode
+    if mode not in MODES:
+        raise ValueError(f"cudagraph_mode must be one of {', '.join(MODES)}, got {mode!r}: change engine.cudagraph_mode")
+    if mode == "NONE":
+        return mode, ()
+    if conf.cuda_graph_sizes is not None and profile.graph_list != "0.10.2":
+        raise ValueError(
+            f"cuda_graph_sizes is a setting of vLLM 0.10.2, got it for {conf.name} {conf.version}: "
+            "use engine.cudagraph_capture_sizes"
+        )
+    blackwell = any(part in device.name for part in BLACKWELL)
+    sizes = capture_sizes(
+        profile.graph_list,
+        seqs,
+        tokens,
+        top=profile.graph_top_blackwell if blackwell else profile.graph_top,
+        sizes=conf.cudagraph_capture_sizes,
+        max_size=conf.max_cudagraph_capture_size,
+        old_sizes=conf.cuda_graph_sizes,
+    )
+    return (mode, sizes) if sizes else ("NONE", ())

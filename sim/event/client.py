@@ -1,0 +1,109 @@
+"""The client's side: when requests are sent, and what becomes of each of them."""
+
+import numpy as np
+
+from sim.report.result import ABORTED, FINISHED, REJECTED, RequestTable
+from sim.scheduler.base import Batch, Request
+from sim.workload.trace import Workload
+
+
+class Client:
+    """Sends a workload in order, at most `concurrency` requests outstanding, and keeps each one's times.
+
+    Request i is sent at its planned arrival, in a closed loop of K at `max(arrival, end of the (i - K + 1)-th
+    request to end)`. `pickup_ns` passes between sending and the engine's input queue.
+    """
+
+    def __init__(self, workload: Workload, pickup_ns: int = 0):
+        count = len(workload)
+        self.workload = workload
+        self.pickup_ns = pickup_ns
+        self.sent = 0
+        self._planned = workload.arrival_ns.tolist()
+        self._limit = workload.concurrency or count
+        self._ends: list[int] = []
+        self._arrival_ns = [-1] * count
+        self._queued_ns = [-1] * count
+        self._scheduled_ns = [-1] * count
+        self._first_token_ns = [-1] * count
+        self._finish_ns = [-1] * count
+        self._preemptions = [0] * count
+        self._cached = [0] * count
+        self._replica = [-1] * count
+        self._outputs = [0] * count
+        self._status = [ABORTED] * count
+        self._last_token_ns: dict[int, int] = {}
+        self.resumed_itl_ns: list[int] = []
+
+    @property
+    def next_send_ns(self) -> int | None:
+        """When the next request is sent, or None: all are sent, or as many as may be are outstanding."""
+        i = self.sent
+        if i == len(self._planned):
+            return None
+        if i < self._limit:
+            return self._planned[i]
+        if i - self._limit < len(self._ends):
+            return max(self._planned[i], self._ends[i - self._limit])
+        return None
+
+    def send(self, replica: int, outputs: int) -> None:
+        """Send the next request to a replica, for `outputs` tokens."""
+        i = self.sent
+        self._arrival_ns[i] = self.next_send_ns
+        self._replica[i] = replica
+        self._outputs[i] = outputs
+        self.sent = i + 1
+
+    def rejected(self, now_ns: int) -> None:
+        """The engine refuses the request that was sent last."""
+        self._status[self.sent - 1] = REJECTED
+        self._ends.append(now_ns)
+
+    def queued(self, request: Request, now_ns: int) -> None:
+        """The engine loop took the request up."""
+        self._queued_ns[request.index] = now_ns
+
+    def scheduled(self, batch: Batch, now_ns: int, last_token_ns: int) -> None:
+        """A batch was decided; `last_token_ns` is when the batch before it delivers its tokens."""
+        for request in batch.admitted:
+            if self._scheduled_ns[request.index] < 0:
+                self._scheduled_ns[request.index] = now_ns
+        for request in batch.interrupted:
+            self._last_token_ns[request.index] = last_token_ns
+
+    def delivered(self, batch: Batch, now_ns: int) -> None:
+        """A batch's tokens arrived."""
+        for request in batch.emitted:
+            i = request.index
+            if self._first_token_ns[i] < 0:
+                self._first_token_ns[i] = now_ns
+            else:
+                self.resumed_itl_ns.append(now_ns - self._last_token_ns[i])
+        for request in batch.finishing:
+            i = request.index
+            self._finish_ns[i] = now_ns
+            self._status[i] = FINISHED
+            self._preemptions[i] = request.preemptions
+            self._cached[i] = request.cached
+            self._ends.append(now_ns)
+
+    def table(self) -> RequestTable:
+        """What happened to each request, in arrival order."""
+
+        def column(values: list[int]) -> np.ndarray:
+            return np.array(values, dtype=np.int64)
+
+        return RequestTable(
+            arrival_ns=column(self._arrival_ns),
+            queued_ns=column(self._queued_ns),
+            scheduled_ns=column(self._scheduled_ns),
+            first_token_ns=column(self._first_token_ns),
+            finish_ns=column(self._finish_ns),
+            prompt_tokens=self.workload.prompt_tokens.astype(np.int64),
+            output_tokens=column(self._outputs),
+            cached_tokens=column(self._cached),
+            preemptions=column(self._preemptions),
+            replica=column(self._replica),
+            status=column(self._status),
+        )

@@ -1,0 +1,83 @@
+"""The exact engine: one heap of events over all replicas, in integer nanoseconds.
+
+An event is `(time, replica, counter)`: a replica's loop acts. Arrivals are merged in by the client's own order. At
+equal times outputs come before arrivals, and arrivals before the next batch: what ends at t frees a
+place at t, and what arrives at t is in the batch decided at t.
+"""
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+
+from sim.event.client import Client
+from sim.event.replica import Replica
+from sim.event.router import Router
+from sim.scheduler.base import Request
+
+
+MAX_EMPTY_TURNS = 100_000
+
+
+class Stuck(RuntimeError):
+    """The engine turned without scheduling anything: a rule was broken."""
+
+
+def run_cluster(
+    client: Client,
+    replicas: Sequence[Replica],
+    router: Router,
+    admit: Callable[[int, int], int | None],
+    on_progress: Callable[[int], None] | None = None,
+) -> int:
+    """Run the client's workload to the end; returns the number of events.
+
+    `admit(prompt, outputs)` gives the tokens the engine will emit, or None if it can never serve the request. `on_progress(sent)`
+    is called now and then with the number of requests sent.
+    """
+    prompts = client.workload.prompt_tokens.tolist()
+    outputs = client.workload.output_tokens.tolist()
+    token_ids = client.workload.token_ids
+    heap: list[tuple[int, int, int]] = []
+    events = 0
+    idle_turns = 0
+
+    def take_arrivals(now_ns: int) -> None:
+        while (at := client.next_send_ns) is not None and at + client.pickup_ns <= now_ns:
+            i = client.sent
+            allowed = admit(prompts[i], outputs[i])
+            if allowed is None:
+                client.send(-1, outputs[i])
+                client.rejected(at)
+                continue
+            target = router(i, replicas) if len(replicas) > 1 else 0
+            client.send(target, allowed)
+            replica = replicas[target]
+            replica.send(Request(i, prompts[i], allowed, None if token_ids is None else token_ids[i]))
+            if replica.blocked:
+                replica.blocked = False
+                heappush(heap, (now_ns, target, events))
+
+    while True:
+        at = client.next_send_ns
+        if heap and (at is None or heap[0][0] < at + client.pickup_ns):
+            now_ns, index, _ = heappop(heap)
+        elif at is not None:
+            now_ns, index = at + client.pickup_ns, -1
+            if heap and heap[0][0] == now_ns:
+                _, index, _ = heappop(heap)
+        else:
+            return events
+        events += 1
+        if index >= 0:
+            replica = replicas[index]
+            replica.complete(now_ns)
+            take_arrivals(now_ns)
+            following = replica.call(now_ns)
+            if following is not None:
+                idle_turns = idle_turns + 1 if following == now_ns else 0
+                if idle_turns > MAX_EMPTY_TURNS:
+                    raise Stuck(f"replica {index} turned {idle_turns} times at {now_ns} ns without progress")
+                heappush(heap, (following, index, events))
+        else:
+            take_arrivals(now_ns)
+        if on_progress is not None and events & 4095 == 0:
+            on_progress(client.sent)

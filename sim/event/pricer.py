@@ -1,0 +1,56 @@
+"""The exact engine's price of a batch: two table look-ups and the closed form of the lengths."""
+
+from sim.cost.lengths import FLOATS, lengths_s
+from sim.cost.table import PriceTable
+from sim.deployment.engine import EngineSettings
+from sim.deployment.graphs import padded_tokens
+from sim.scheduler.base import Batch
+
+
+EAGER, PIECEWISE, FULL = 0, 1, 2
+
+
+class Pricer:
+    """Pads a batch to its CUDA graph and prices it, in integer nanoseconds.
+
+    `step_ns = floor(1e9 (token_s[mode][padded] + row_s[emitting] + lengths_s(...)) + 1/2)` in float64, the rule
+    that every engine follows.
+    """
+
+    def __init__(self, table: PriceTable, settings: EngineSettings):
+        self._token_s = [list(map(float, row)) for row in table.token_s]
+        self._row_s = list(map(float, table.row_s))
+        self._terms = table.lengths
+        sizes = settings.graph_sizes
+        self._largest = sizes[-1] if sizes else 0
+        self._padded = [padded_tokens(sizes, tokens) for tokens in range(self._largest + 1)]
+        graph_mode = settings.graph_mode
+        self._decode_mode = FULL if graph_mode.startswith("FULL") else PIECEWISE if graph_mode == "PIECEWISE" else EAGER
+        self._mixed_mode = {"FULL": FULL, "FULL_AND_PIECEWISE": PIECEWISE, "PIECEWISE": PIECEWISE}.get(graph_mode, EAGER)
+
+    def __call__(self, batch: Batch) -> tuple[int, int, int]:
+        """Duration in ns, padded tokens and graph mode (0 eager, 1 piecewise, 2 full) of a batch."""
+        tokens = batch.prefill_tokens + batch.decodes
+        mode = self._mixed_mode if batch.prefill_tokens else self._decode_mode
+        if mode and tokens <= self._largest:
+            tokens = self._padded[tokens]
+        else:
+            mode = EAGER
+        seconds = (
+            self._token_s[mode][tokens]
+            + self._row_s[batch.emitting]
+            + lengths_s(
+                FLOATS,
+                self._terms,
+                batch.prefill_tokens,
+                batch.prefill_chunks,
+                batch.prefill_area,
+                batch.prefill_kv_tokens,
+                batch.prefill_max_tokens,
+                batch.decodes,
+                batch.decode_sum,
+                batch.decode_max,
+                batch.decode_sumsq,
+            )
+        )
+        return int(1e9 * seconds + 0.5), tokens, mode

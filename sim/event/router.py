@@ -1,0 +1,58 @@
+"""Which replica gets a request. A router is a function `(request index, replicas) -> position`."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sim.event.replica import Replica
+
+
+Router = Callable[[int, Sequence[Replica]], int]
+
+
+def round_robin(seed: int) -> Router:
+    """In turn, by order of arrival."""
+    del seed
+    state = [-1]
+
+    def pick(index: int, replicas: Sequence[Replica]) -> int:
+        del index
+        state[0] = (state[0] + 1) % len(replicas)
+        return state[0]
+
+    return pick
+
+
+def least_outstanding(seed: int) -> Router:
+    """The replica with the fewest requests sent and not ended; the first of equals."""
+    del seed
+
+    def pick(index: int, replicas: Sequence[Replica]) -> int:
+        del index
+        return min(range(len(replicas)), key=lambda i: replicas[i].outstanding)
+
+    return pick
+
+
+def uniform_random(seed: int) -> Router:
+    """Independent draws that depend only on the seed and the request's number."""
+
+    def pick(index: int, replicas: Sequence[Replica]) -> int:
+        draw = np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0]
+        return int(draw) % len(replicas)
+
+    return pick
+
+
+ROUTERS: dict[str, Callable[[int], Router]] = {
+    "round_robin": round_robin,
+    "least_outstanding": least_outstanding,
+    "random": uniform_random,
+}
+
+
+def make_router(name: str, seed: int) -> Router:
+    """The router called `name`. Raises `ValueError` for an unknown one."""
+    if name not in ROUTERS:
+        raise ValueError(f"deployment.router: wanted one of {', '.join(ROUTERS)}, got '{name}'")
+    return ROUTERS[name](seed)

@@ -1,0 +1,120 @@
+"""The exact engine on one plan: build the replicas, run the workload, hand over the tables."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.cost.table import PriceTable
+from sim.deployment.engine import EngineSettings
+from sim.event.checks import check_conservation
+from sim.event.client import Client
+from sim.event.cluster import run_cluster
+from sim.event.log import StepLog
+from sim.event.pricer import Pricer
+from sim.event.replica import Replica
+from sim.event.router import make_router
+from sim.report.result import RequestTable, StepTable
+from sim.scheduler.base import Scheduler
+from sim.scheduler.vllm import CountedScheduler
+from sim.units import to_ns
+from sim.workload.trace import Workload
+
+
+@dataclass(frozen=True)
+class ExactRun:
+    """What the exact engine hands over: tables, the inter-token latencies with multiplicities, checks, counts."""
+
+    requests: RequestTable
+    steps: StepTable
+    itl_ns: np.ndarray
+    itl_count: np.ndarray
+    checks: dict[str, bool]
+    events: int
+    cpu_s: float
+
+
+def servable_tokens(prompt: int, outputs: int, max_model_len: int, block_size: int, usable_blocks: int) -> int | None:
+    """Tokens the engine emits for a request, cut at `max_model_len`, or None if it can never be served.
+
+    A prompt needs room for one more token; the cache must hold all but the last token:
+    `ceil((prompt + outputs - 1) / block_size) <= usable_blocks`.
+    """
+    outputs = min(outputs, max_model_len - prompt)
+    if outputs < 1 or -(-(prompt + outputs - 1) // block_size) > usable_blocks:
+        return None
+    return outputs
+
+
+def make_scheduler(settings: EngineSettings, usable_blocks: int) -> Scheduler:
+    """One replica's scheduler for these settings."""
+    return CountedScheduler(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        usable_blocks=usable_blocks,
+        reserve_full_input=settings.reserve_full_input,
+        chunked_prefill=settings.chunked_prefill,
+        skip_oversized=settings.profile.skip_oversized,
+    )
+
+
+def run_exact(
+    workload: Workload,
+    settings: EngineSettings,
+    table: PriceTable,
+    *,
+    num_gpu_blocks: int,
+    replicas: int = 1,
+    router: str = "round_robin",
+    seed: int = 0,
+    on_progress: Callable[[int], None] | None = None,
+) -> ExactRun:
+    """Simulate `workload` on `replicas` equal engines of `num_gpu_blocks` KV blocks each (one is the null block).
+
+    Bit for bit the same for the same arguments.
+    """
+    started = time.process_time()
+    usable = num_gpu_blocks - 1
+    client = Client(workload, to_ns(settings.profile.api_pickup_s))
+    log = StepLog()
+    pricer = Pricer(table, settings)
+    schedulers = [make_scheduler(settings, usable) for _ in range(replicas)]
+    engines = [
+        Replica(
+            index,
+            scheduler,
+            pricer,
+            client,
+            log,
+            depth=2 if settings.async_scheduling else 1,
+            idle_sleep_ns=to_ns(settings.profile.idle_sleep_s) if settings.async_scheduling else 0,
+            fill_with_empty=not settings.profile.nonempty_batch_returns,
+        )
+        for index, scheduler in enumerate(schedulers)
+    ]
+
+    def admit(prompt: int, outputs: int) -> int | None:
+        return servable_tokens(prompt, outputs, settings.max_model_len, settings.block_size, usable)
+
+    events = run_cluster(client, engines, make_router(router, seed), admit, on_progress)
+    requests, steps = client.table(), log.table()
+    checks = check_conservation(requests, steps, schedulers)
+    itl_ns, itl_count = inter_token_latencies(steps, client.resumed_itl_ns)
+    return ExactRun(requests, steps, itl_ns, itl_count, checks, events, time.process_time() - started)
+
+
+def inter_token_latencies(steps: StepTable, resumed_ns: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """All inter-token latencies of a run, as values and multiplicities.
+
+    A request that decodes in a batch emitted its token before in the replica's previous batch, so each batch
+    contributes `decodes` times the distance of the two ends; resumed requests add their gap once each.
+    """
+    same = np.flatnonzero(steps.replica[1:] == steps.replica[:-1]) + 1
+    gaps = steps.end_ns[same] - steps.end_ns[same - 1]
+    counts = steps.decodes[same]
+    used = counts > 0
+    values = np.concatenate([gaps[used], np.array(resumed_ns, dtype=np.int64)])
+    return values, np.concatenate([counts[used], np.ones(len(resumed_ns), dtype=np.int64)])

@@ -1,0 +1,74 @@
+"""KV blocks of one replica, two managers with one behaviour: counted, and with identity (`sim.memory.prefix`).
+
+A scheduler asks them the same questions. Decoding requests are grouped by the class `(1 - key) mod block_size` of
+the calls at which they take a new block (see `sim.scheduler.vllm`), so a call touches only one class.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Holder(Protocol):
+    """What a manager needs to know of a request."""
+
+    index: int
+    prompt: int
+    target: int
+    computed: int
+    key: int
+
+
+class CountedBlocks[R: Holder]:
+    """Blocks as numbers: enough where no content is shared."""
+
+    def __init__(self, usable: int, block_size: int):
+        self.usable = usable
+        self.free = usable
+        self.block_size = block_size
+        self._by_class = [0] * block_size
+
+    def lookup(self, request: R) -> int:
+        """Tokens of the request found in the cache: none."""
+        return 0
+
+    def fits(self, request: R, tokens: int) -> bool:
+        """Whether `tokens` of an unadmitted request would fit in what is free now."""
+        return -(-tokens // self.block_size) <= self.free
+
+    def admit(self, request: R, tokens: int) -> bool:
+        """Take blocks for the first `tokens` of a request; False, and nothing taken, if they are not free."""
+        return self.extend(request, 0, tokens)
+
+    def extend(self, request: R, prior: int, tokens: int) -> bool:
+        """Grow from `prior` to `tokens`; False, and nothing taken, if the blocks are not free."""
+        new = -(-tokens // self.block_size) - -(-prior // self.block_size)
+        if new > self.free:
+            return False
+        self.free -= new
+        return True
+
+    def grow_decodes(self, call: int, preempt: Callable[[], R]) -> None:
+        """Take this call's blocks for the decoding requests, after preempting as many as it needs."""
+        position = call % self.block_size
+        while self._by_class[position] > self.free:
+            preempt()
+        self.free -= self._by_class[position]
+
+    def filled(self, call: int) -> list[R]:
+        """Decoding requests whose row in this call fills a block; of no interest here."""
+        return []
+
+    def register(self, request: R, tokens: int) -> None:
+        """Make the full blocks among the first `tokens` findable: nothing to find here."""
+
+    def release(self, request: R, tokens: int) -> None:
+        """Free all blocks of a request that holds `tokens`."""
+        self.free += -(-tokens // self.block_size)
+
+    def join(self, request: R) -> None:
+        """The request decodes from the next call on."""
+        self._by_class[(1 - request.key) % self.block_size] += 1
+
+    def leave(self, request: R) -> None:
+        """It does no longer."""
+        self._by_class[(1 - request.key) % self.block_size] -= 1

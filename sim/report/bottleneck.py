@@ -1,0 +1,179 @@
+"""Why it is not faster: one verdict with its evidence and the setting to change.
+
+While requests wait, an engine with chunked prefill stops admitting for one of three reasons, which the step table tells apart: every
+seat is taken (`running = max_num_seqs`), the step's token budget is spent (`max_num_batched_tokens`), or, failing both, there are no KV blocks for
+the next request. Where nobody waits, the verdict is about where a step's time goes.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sim.report.metrics import Metrics, latencies
+from sim.report.result import SimulationResult
+
+
+QUEUE_SHARE = 0.10
+"""Requests waiting for more than this share of step time is a queue worth a verdict."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`kind` for programs, `sentence` for people, `change`: the setting to try, `evidence`: the shares it rests on (of 1)."""
+
+    kind: str
+    sentence: str
+    change: str
+    evidence: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepShares:
+    """Shares of step time: requests waiting, split by what kept them out, and what the steps were made of."""
+
+    waiting: float
+    seats: float
+    budget: float
+    kv: float
+    decode_only: float
+    eager_decode: float
+    component: dict[str, float]
+
+
+def step_shares(result: SimulationResult) -> StepShares | None:
+    """The shares the verdict rests on, weighted by step time; None without steps."""
+    steps, settings = result.steps, result.settings
+    span = np.asarray(steps.end_ns, float) - np.asarray(steps.start_ns, float)
+    if not len(span) or span.sum() <= 0:
+        return None
+
+    def share(chosen: np.ndarray) -> float:
+        return float(span[chosen].sum() / span.sum())
+
+    tokens = np.asarray(steps.prefill_tokens) + np.asarray(steps.decodes)
+    waiting = np.asarray(steps.waiting) > 0
+    at_limit = np.asarray(steps.running) >= settings.get("max_num_seqs", np.inf)
+    spent = tokens >= settings.get("max_num_batched_tokens", np.inf)
+    short = ~at_limit & ~spent
+    if not settings.get("chunked_prefill", True):
+        # A whole prompt has to fit the budget, so an unspent budget proves nothing; few free blocks do.
+        full = np.asarray(steps.free_blocks) < 0.1 * max(result.num_gpu_blocks, 1)
+        short, spent = short & full, spent | (~at_limit & ~full)
+    decode_only = np.asarray(steps.prefill_tokens) == 0
+    eager = decode_only & (np.asarray(steps.graph_mode) == 0) & bool(len(settings.get("graph_sizes", ())))
+    totals = {name: float(np.sum(seconds)) for name, seconds in result.components_s.items()}
+    whole = sum(totals.values())
+    return StepShares(
+        waiting=share(waiting),
+        seats=share(waiting & at_limit),
+        budget=share(waiting & ~at_limit & spent),
+        kv=share(waiting & short),
+        decode_only=share(decode_only),
+        eager_decode=share(eager),
+        component={name: total / whole for name, total in totals.items()} if whole > 0 else {},
+    )
+
+
+def verdict(result: SimulationResult, metrics: Metrics) -> Verdict | None:
+    """The bottleneck of a run, or None if nothing ran."""
+    shares = step_shares(result)
+    if shares is None or not metrics.completed:
+        return None
+    return _queue_verdict(result, metrics, shares) or _step_verdict(result, metrics, shares)
+
+
+def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares) -> Verdict | None:
+    if shares.waiting < QUEUE_SHARE:
+        return None
+    found = latencies(result.requests)
+    queue_share = float(found.queue_s.sum() / found.e2el_s.sum()) if found.e2el_s.sum() > 0 else 0.0
+    evidence = {
+        "waiting": shares.waiting,
+        "seats": shares.seats,
+        "token_budget": shares.budget,
+        "kv": shares.kv,
+        "queue_share_of_e2el": queue_share,
+    }
+    reason = max(("seats", shares.seats), ("token_budget", shares.budget), ("kv", shares.kv), key=lambda item: item[1])[0]
+    waits = f"requests wait during {shares.waiting:.0%} of step time, and queueing is {queue_share:.0%} of end-to-end latency"
+    kv_mean, kv_max = metrics.kv_usage_mean or 0.0, metrics.kv_usage_max or 0.0
+    if reason == "seats":
+        seats = result.settings["max_num_seqs"]
+        return Verdict(
+            "admission-bound",
+            f"Admission-bound (seats): {waits}; for {shares.seats:.0%} all {seats} seats are taken, while KV use peaks at {kv_max:.0%}.",
+            "engine.max_num_seqs (--max-num-seqs): raise it; TPOT will rise with the batch."
+            if kv_max < 0.9
+            else "deployment.replicas: seats and KV blocks run out together, so add replicas or lower the load.",
+            evidence,
+        )
+    if reason == "token_budget":
+        budget = result.settings["max_num_batched_tokens"]
+        return Verdict(
+            "prefill-bound",
+            f"Prefill-bound: {waits}; for {shares.budget:.0%} the step's budget of {budget} tokens is spent.",
+            "engine.max_num_batched_tokens (--max-num-batched-tokens): raise it for TTFT at the expense of ITL, or add deployment.replicas.",
+            evidence,
+        )
+    thrown = "" if not metrics.preemptions else f", and {metrics.preemptions} preemptions"
+    if metrics.recomputed_tokens:
+        thrown += f" recompute {metrics.recomputed_tokens} tokens"
+    return Verdict(
+        "kv-bound",
+        f"KV-bound: {waits}; for {shares.kv:.0%} seats are free but KV blocks are not (mean use {kv_mean:.0%}){thrown}.",
+        "engine.kv_cache_dtype=fp8 (--kv-cache-dtype), engine.gpu_memory_utilization (--gpu-memory-utilization) or "
+        "deployment.tensor_parallel (--tensor-parallel-size): more KV blocks per replica.",
+        evidence,
+    )
+
+
+def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares) -> Verdict:
+    part = shares.component
+    busy = metrics.busy_share or 0.0
+    rows = metrics.batch_requests_mean or 0.0
+    overhead = part.get("launch_s", 0.0) + part.get("host_s", 0.0)
+    evidence = {"waiting": shares.waiting, "busy": busy, "decode_only": shares.decode_only}
+    evidence |= {name.removesuffix("_s"): share for name, share in part.items()}
+    if shares.eager_decode > 0.2:
+        return Verdict(
+            "graph-miss",
+            f"Graph-miss: for {shares.eager_decode:.0%} of step time decode batches run without a CUDA graph although graphs are captured.",
+            "engine.max_cudagraph_capture_size (--max-cudagraph-capture-size): capture up to engine.max_num_seqs.",
+            evidence | {"eager_decode": shares.eager_decode},
+        )
+    if overhead > 0.3:
+        return Verdict(
+            "launch-bound",
+            f"Launch-bound: kernel launches and host work are {overhead:.0%} of step time at a mean batch of {rows:.0f}.",
+            "engine.enforce_eager=false and engine.async_scheduling=true, or more load per replica.",
+            evidence,
+        )
+    if part.get("collective_s", 0.0) > 0.3:
+        return Verdict(
+            "communication-bound",
+            f"Communication-bound: collectives are {part['collective_s']:.0%} of step time.",
+            "deployment.tensor_parallel (--tensor-parallel-size): lower it and add deployment.replicas.",
+            evidence,
+        )
+    if busy < 0.5:
+        return Verdict(
+            "under-loaded",
+            f"Under-loaded: steps run {busy:.0%} of the time and requests seldom wait.",
+            "workload.rate (--request-rate): the deployment can take more, or use fewer GPUs.",
+            evidence,
+        )
+    if shares.decode_only < 0.5:
+        return Verdict(
+            "prefill-bound",
+            f"Prefill-bound: {1 - shares.decode_only:.0%} of step time is in steps that carry prefill; nobody queues for seats or KV blocks.",
+            "engine.enable_prefix_caching, or deployment.tensor_parallel / deployment.replicas for more compute.",
+            evidence,
+        )
+    reads = part.get("gemm_s", 0.0) + part.get("moe_s", 0.0) + part.get("head_s", 0.0)
+    return Verdict(
+        "bandwidth-bound",
+        f"Bandwidth-bound (decode): {shares.decode_only:.0%} of step time is decode-only with {rows:.0f} requests per step on average; "
+        f"weights take {reads:.0%} and attention {part.get('attention_s', 0.0):.0%} of it.",
+        "a quantised model or engine.kv_cache_dtype=fp8 (fewer bytes per step), or deployment.tensor_parallel (more bandwidth per request).",
+        evidence,
+    )

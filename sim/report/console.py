@@ -1,0 +1,137 @@
+"""The block everyone recognises, in the wording and order of vLLM's serving benchmark, and below it what only a simulator knows."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from sim.report.bottleneck import Verdict
+from sim.report.metrics import Metrics
+from sim.report.result import SimulationResult
+from sim.report.summary import ms, percentile_word
+
+
+WIDTH = 50
+LABEL = 40
+
+SECTIONS = (
+    ("ttft", "TTFT", "Time to First Token"),
+    ("tpot", "TPOT", "Time per Output Token (excl. 1st token)"),
+    ("itl", "ITL", "Inter-token Latency"),
+    ("e2el", "E2EL", "End-to-end Latency"),
+)
+
+
+def line(label: str, value: Any) -> str:
+    """One row: the label in 40 columns, then an integer as it is, a float with two decimals, or n/a."""
+    text = "n/a" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{label:<{LABEL}} {text}"
+
+
+def header(title: str, mark: str = "-") -> str:
+    """A title centred in a rule of `mark`."""
+    return f"{title:{mark}^{WIDTH}}"
+
+
+def benchmark_block(result: SimulationResult, metrics: Metrics, percentiles: Sequence[float] = (99.0,)) -> list[str]:
+    """The lines of the benchmark's own block, without the closing rule."""
+    lines = [
+        header(" Serving Benchmark Result ", "="),
+        line("Successful requests:", metrics.completed),
+        line("Failed requests:", metrics.failed),
+    ]
+    if result.workload.concurrency is not None:
+        lines.append(line("Maximum request concurrency:", result.workload.concurrency))
+    rate = (result.config.get("workload") or {}).get("rate")
+    if isinstance(rate, int | float) and math.isfinite(rate):
+        lines.append(line("Request rate configured (RPS):", float(rate)))
+    lines += [
+        line("Benchmark duration (s):", metrics.duration_s),
+        line("Total input tokens:", metrics.total_input),
+        line("Total generated tokens:", metrics.total_output),
+        line("Request throughput (req/s):", metrics.request_throughput),
+    ]
+    if result.slo_ms:
+        lines.append(line("Request goodput (req/s):", metrics.request_goodput))
+    lines += [
+        line("Output token throughput (tok/s):", metrics.output_throughput),
+        line("Peak output token throughput (tok/s):", metrics.peak_output_throughput),
+        line("Peak concurrent requests:", float(metrics.peak_concurrent_requests)),
+        line("Total Token throughput (tok/s):", metrics.total_token_throughput),
+    ]
+    for name, short, title in SECTIONS:
+        found = metrics.latency[name]
+        lines += [
+            header(title),
+            line(f"Mean {short} (ms):", ms(found.mean_s)),
+            line(f"Median {short} (ms):", ms(found.median_s)),
+        ]
+        lines += [line(f"P{percentile_word(p)} {short} (ms):", ms(found.percentile_s(p))) for p in percentiles]
+    return lines
+
+
+def pair(first: float | None, second: float | None, digits: int = 1) -> str:
+    """`12.3 / 45.6`."""
+    return " / ".join("n/a" if value is None else f"{value:.{digits}f}" for value in (first, second))
+
+
+def percent(share: float | None) -> float | None:
+    """A share of 1 in percent."""
+    return None if share is None else 100 * share
+
+
+def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> list[str]:
+    """What a benchmark client cannot see: where requests wait, the KV cache, preemptions, price, and the bottleneck."""
+    latency = metrics.latency
+    lines = [
+        header("Inside the engine"),
+        line("Mean queue / prefill time (ms):", pair(ms(latency["queue"].mean_s), ms(latency["prefill"].mean_s), 2)),
+        line("Mean TTFT, not queued (ms):", ms(latency["ttft_not_queued"].mean_s)),
+        line("KV cache usage, mean / max (%):", pair(percent(metrics.kv_usage_mean), percent(metrics.kv_usage_max))),
+        line("Preemptions:", metrics.preemptions),
+    ]
+    if metrics.preemptions:
+        lines.append(line("Tokens recomputed:", metrics.recomputed_tokens))
+    if metrics.cached_tokens:
+        lines.append(line("Prefix cache hits (% of input tokens):", 100 * metrics.cached_tokens / max(metrics.total_input, 1)))
+    lines += [
+        line("Steps:", metrics.steps),
+        line("Mean batch, requests / tokens:", pair(metrics.batch_requests_mean, metrics.batch_tokens_mean)),
+        line("Step time / duration (%):", percent(metrics.busy_share)),
+        line("Output tok/s per GPU / per user:", pair(metrics.output_throughput_per_gpu, metrics.output_throughput_per_user)),
+    ]
+    if metrics.usd_per_1m_total is not None:
+        lines += [
+            line("USD per 1M tokens, input / output:", pair(metrics.usd_per_1m_input, metrics.usd_per_1m_output, 3)),
+            line("USD per 1M tokens, total:", f"{metrics.usd_per_1m_total:.3f}"),
+        ]
+    if found is not None:
+        lines.append(header("Bottleneck"))
+        lines += textwrap.wrap(found.sentence, 78)
+        lines += textwrap.wrap(found.change, 78, initial_indent="Try ", subsequent_indent="    ")
+    return lines
+
+
+def assumption_block(result: SimulationResult) -> list[str]:
+    """Every assumption with its value and source, then what is not modelled."""
+    lines = [header("Assumptions")]
+    for what, value, source in result.assumptions:
+        lines += textwrap.wrap(f"{what} = {value}  [{source}]", 100, subsequent_indent="    ")
+    lines.append(header("Not modelled"))
+    for sentence in result.not_modelled or ["nothing known to be missing"]:
+        lines += textwrap.wrap(sentence, 100, initial_indent="- ", subsequent_indent="  ")
+    return lines
+
+
+def console(
+    result: SimulationResult,
+    metrics: Metrics,
+    found: Verdict | None,
+    percentiles: Sequence[float] = (99.0,),
+    assumptions: bool = False,
+) -> str:
+    """The text printed at the end of a run. `percentiles` must be among those measured, else `ValueError`."""
+    lines = benchmark_block(result, metrics, percentiles) + insight_block(result, metrics, found)
+    if assumptions:
+        lines += assumption_block(result)
+    return "\n".join([*lines, "=" * WIDTH])

@@ -1,0 +1,135 @@
+"""The results folder of a run: all of it, or nothing."""
+
+import gzip
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sim.report.bottleneck import verdict
+from sim.report.console import console
+from sim.report.metrics import PERCENTILES, measure
+from sim.report.page.build import page
+from sim.report.plain import plain, to_json
+from sim.report.result import SimulationResult
+from sim.report.summary import SCHEMA, failure_summary, summary
+from sim.report.tables import arrow_table, request_columns, step_columns
+from sim.report.timeline import timeline
+
+
+SUMMARY = "summary.json"
+
+GUESTS = (".hydra", "*.log")
+"""What the launcher of a sweep puts into a run's folder; kept where it is."""
+
+
+def write_results(
+    result: SimulationResult,
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    percentiles: Sequence[float] = PERCENTILES,
+) -> dict[str, Any]:
+    """Write config.yaml, summary.json, requests.parquet, steps.parquet, trace.json.gz, report.html and console.txt; return the summary.
+
+    `overrides` (as typed on the command line) go to overrides.yaml, for `collect`. P99 is always measured.
+
+    Everything is written beside the folder and moved into place at the end, so a run that fails leaves no half results. An earlier
+    result there is replaced; `ValueError` if the folder holds anything else.
+    """
+    percentiles = tuple(sorted({*percentiles, 99.0}))
+    metrics = measure(result, percentiles)
+    found = verdict(result, metrics)
+    fields = summary(result, metrics, found)
+
+    def fill(out: Path) -> None:
+        import pyarrow.parquet
+
+        _write_yaml(out / "config.yaml", result.config)
+        if overrides:
+            _write_yaml(out / "overrides.yaml", list(overrides))
+        for name, columns in (("requests", request_columns(result)), ("steps", step_columns(result))):
+            pyarrow.parquet.write_table(arrow_table(columns, result), out / f"{name}.parquet", compression="zstd")
+        # No modification time in the gzip header: equal runs give equal bytes.
+        with open(out / "trace.json.gz", "wb") as raw, gzip.GzipFile("", "wb", 5, raw, mtime=0) as packed:
+            packed.write(to_json(timeline(result)).encode())
+        (out / "report.html").write_text(page(result, metrics, found), encoding="utf-8")
+        text = console(result, metrics, found, assumptions=True)
+        (out / "console.txt").write_text(text + "\n", encoding="utf-8")
+        (out / SUMMARY).write_text(to_json(fields, indent=2) + "\n", encoding="utf-8")
+
+    _write_folder(Path(folder), fill)
+    return fields
+
+
+def write_failure(
+    folder: str | Path, status: str, reason: str, config: dict[str, Any], overrides: Sequence[str] = (), **known: Any
+) -> dict[str, Any]:
+    """Write the folder of a configuration that could not run, so that a sweep has a row for it; return its summary.
+
+    Only config.yaml, overrides.yaml and summary.json; same rules as `write_results`.
+    """
+    fields = failure_summary(status, reason, **known)
+
+    def fill(out: Path) -> None:
+        _write_yaml(out / "config.yaml", config)
+        if overrides:
+            _write_yaml(out / "overrides.yaml", list(overrides))
+        (out / SUMMARY).write_text(to_json(fields, indent=2) + "\n", encoding="utf-8")
+
+    _write_folder(Path(folder), fill)
+    return fields
+
+
+def check_folder(folder: str | Path) -> None:
+    """Raise `ValueError` if results can not go there: call it before a long run."""
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"the results folder {path} is a file; choose another with hydra.run.dir")
+    if path.is_dir() and not (path / SUMMARY).is_file() and (others := _others(path)):
+        raise ValueError(
+            f"the results folder {path} wants to be empty or an earlier result, got a folder with {others[0].name!r} in it; "
+            "choose another with hydra.run.dir"
+        )
+    if (path / SUMMARY).is_file() and SCHEMA.split("/")[0] not in (path / SUMMARY).read_text(encoding="utf-8", errors="replace"):
+        raise ValueError(f"the results folder {path} holds a {SUMMARY} that is not ours; choose another with hydra.run.dir")
+
+
+def _others(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if not any(entry.match(guest) for guest in GUESTS))
+
+
+def _guests(path: Path) -> Iterable[Path]:
+    return [entry for entry in path.iterdir() if any(entry.match(guest) for guest in GUESTS)]
+
+
+def _write_yaml(path: Path, value: Any) -> None:
+    import yaml
+
+    path.write_text(yaml.safe_dump(plain(value), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _write_folder(folder: Path, fill: Any) -> None:
+    """Fill a new folder beside `folder`, then swap it in; on any error nothing at `folder` has changed."""
+    check_folder(folder)
+    folder = folder.resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        new = work / "new"
+        new.mkdir()
+        fill(new)
+        if folder.exists():
+            folder.rename(work / "old")
+        try:
+            new.rename(folder)
+        except OSError:
+            if (work / "old").exists():
+                (work / "old").rename(folder)
+            raise
+        if (work / "old").exists():
+            # Renamed rather than copied: a log file that is still open stays the same file.
+            for guest in _guests(work / "old"):
+                guest.rename(folder / guest.name)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,118 @@
+"""`summary.json`: one flat object with vLLM's benchmark field names and ours; every field is described in docs/summary.md."""
+
+from typing import Any
+
+from sim.report.bottleneck import Verdict, verdict
+from sim.report.metrics import Metrics, measure
+from sim.report.percentile import Distribution
+from sim.report.plain import plain
+from sim.report.result import SimulationResult
+
+
+SCHEMA = "headway.summary/1"
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el", "ttft_queued", "ttft_not_queued", "queue", "prefill", "decode")
+
+
+def ms(seconds: float | None) -> float | None:
+    """Seconds to milliseconds, None kept."""
+    return None if seconds is None else seconds * 1e3
+
+
+def percentile_word(p: float) -> str:
+    """99.0 -> "99", 99.9 -> "99.9", as vLLM names its fields."""
+    return str(int(p)) if int(p) == p else str(p)
+
+
+def latency_fields(name: str, found: Distribution) -> dict[str, Any]:
+    """`mean_ttft_ms`, `median_`, `std_`, `percentiles_ttft_ms` as [p, value] pairs, and `p99_ttft_ms` for each."""
+    fields: dict[str, Any] = {
+        f"mean_{name}_ms": ms(found.mean_s),
+        f"median_{name}_ms": ms(found.median_s),
+        f"std_{name}_ms": ms(found.std_s),
+        f"min_{name}_ms": ms(found.min_s),
+        f"max_{name}_ms": ms(found.max_s),
+        f"percentiles_{name}_ms": [[p, ms(value)] for p, value in found.percentiles_s],
+    }
+    fields |= {f"p{percentile_word(p)}_{name}_ms": ms(value) for p, value in found.percentiles_s}
+    return fields
+
+
+def summary(result: SimulationResult, metrics: Metrics | None = None, found: Verdict | None = None) -> dict[str, Any]:
+    """The summary of a run as plain data, ready for strict JSON. `metrics` and `found` may be passed to save time."""
+    metrics = metrics or measure(result)
+    found = found or verdict(result, metrics)
+    fields: dict[str, Any] = {
+        "schema": SCHEMA,
+        "status": "ok",
+        "reason": "",
+        "model": result.model,
+        "device": result.device,
+        "engine": result.engine,
+        "engine_label": result.engine_label,
+        "gpus": result.gpus,
+        "replicas": result.replicas,
+        "seed": result.seed,
+        "workload": {
+            "name": result.workload.name,
+            "digest": result.workload.digest,
+            "requests": len(result.workload),
+            "concurrency": result.workload.concurrency,
+            "provenance": result.workload.provenance,
+            "notes": result.workload.notes,
+        },
+        "versions": result.versions,
+        "duration": metrics.duration_s,
+        "completed": metrics.completed,
+        "failed": metrics.failed,
+        "total_input": metrics.total_input,
+        "total_output": metrics.total_output,
+        "total_input_tokens": metrics.total_input,
+        "total_output_tokens": metrics.total_output,
+        "request_throughput": metrics.request_throughput,
+        "request_goodput": metrics.request_goodput,
+        "output_throughput": metrics.output_throughput,
+        "total_token_throughput": metrics.total_token_throughput,
+        "max_output_tokens_per_s": metrics.peak_output_throughput,
+        "max_concurrent_requests": metrics.peak_concurrent_requests,
+    }
+    for name in LATENCIES:
+        fields |= latency_fields(name, metrics.latency[name])
+    fields |= {
+        "ttft_not_queued_requests": metrics.latency["ttft_not_queued"].count,
+        "slo_ms": result.slo_ms,
+        "goodput_share": metrics.goodput_share,
+        "input_throughput": metrics.input_throughput,
+        "output_throughput_per_gpu": metrics.output_throughput_per_gpu,
+        "output_throughput_per_user": metrics.output_throughput_per_user,
+        "usd_per_gpu_hour": result.usd_per_gpu_hour or None,
+        "usd_per_1m_input_tokens": metrics.usd_per_1m_input,
+        "usd_per_1m_output_tokens": metrics.usd_per_1m_output,
+        "usd_per_1m_total_tokens": metrics.usd_per_1m_total,
+        "num_gpu_blocks": result.num_gpu_blocks,
+        "block_size": result.block_size,
+        "kv_usage_mean": metrics.kv_usage_mean,
+        "kv_usage_max": metrics.kv_usage_max,
+        "preemptions": metrics.preemptions,
+        "preempted_requests": metrics.preempted_requests,
+        "recomputed_tokens": metrics.recomputed_tokens,
+        "cached_tokens": metrics.cached_tokens,
+        "steps": metrics.steps,
+        "batch_requests_mean": metrics.batch_requests_mean,
+        "batch_tokens_mean": metrics.batch_tokens_mean,
+        "busy_share": metrics.busy_share,
+        "step_time_s": {name.removesuffix("_s"): values.sum() for name, values in result.components_s.items()},
+        "bottleneck": found,
+        "memory": result.memory,
+        "settings": result.settings,
+        "assumptions": [{"what": what, "value": value, "source": source} for what, value, source in result.assumptions],
+        "not_modelled": result.not_modelled,
+        "checks": result.checks,
+        "timing": result.timing,
+    }
+    return plain(fields)
+
+
+def failure_summary(status: str, reason: str, **known: Any) -> dict[str, Any]:
+    """The summary of a configuration that could not run: its status, the sentence that says why, and what is `known` of it."""
+    return plain({"schema": SCHEMA, "status": status, "reason": reason, **known})

@@ -1,0 +1,248 @@
+"""vLLM V1, first come first served: the running-then-waiting pass with chunked prefill and recompute preemption.
+
+The work per call does not grow with the batch, because a decoding request is fully described by two numbers:
+
+- its `key` = target - s0, s0 being the call in which its prefill completed: at call s it reads a context of
+  `key + s` tokens, so the sums over a batch move by closed form;
+- its class `(1 - key) mod block_size`: it takes a new block exactly at the calls s congruent to it, so a call
+  touches the blocks of one class only.
+
+Two facts keep the rest small. At most one request is partly prefilled, and it is the last of running: an
+admission is cut only when the budget is used up, which ends the pass. And victims come from the end of
+running while rows are served from its front, so a row once served is never a victim in the same call.
+"""
+
+from collections import deque
+from heapq import heappop, heappush
+
+from sim.memory.blocks import CountedBlocks
+from sim.memory.prefix import PrefixBlocks
+from sim.scheduler.base import Batch, Request
+
+
+class ContinuousBatching:
+    """One replica's scheduler.
+
+    **Arguments:** `blocks` counts or names the KV blocks; `max_num_seqs` seats; `max_num_batched_tokens` token budget (>=
+    seats); `max_model_len` tokens; `reserve_full_input`: admit only if the whole input fits in the free blocks now (vLLM
+    0.19 on); `chunked_prefill`: cut a prompt at the budget, otherwise a prompt that exceeds the rest of the
+    budget ends the pass, or with `skip_oversized` (vLLM 0.10) is passed over; `register_on_output`: blocks
+    filled by decoding become findable with their output (async scheduling), not when scheduled.
+    """
+
+    def __init__(
+        self,
+        blocks: CountedBlocks[Request] | PrefixBlocks[Request],
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        reserve_full_input: bool = False,
+        chunked_prefill: bool = True,
+        skip_oversized: bool = False,
+        register_on_output: bool = False,
+    ):
+        self.blocks = blocks
+        self.max_num_seqs = max_num_seqs
+        self.budget = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.reserve_full_input = reserve_full_input
+        self.chunked_prefill = chunked_prefill
+        self.skip_oversized = skip_oversized
+        self.register_on_output = register_on_output
+        self.waiting: deque[Request] = deque()
+        self.running: dict[int, Request] = {}
+        self._partial: Request | None = None
+        self._call = 0
+        self._decodes = 0
+        self._key_sum = 0
+        self._key_squares = 0
+        self._ends: dict[int, list[Request]] = {}
+        self._longest: list[tuple[int, int, Request]] = []
+        self._joined = 0
+        self._batch = Batch()
+
+    @property
+    def unfinished(self) -> int:
+        """Requests waiting or running."""
+        return len(self.waiting) + len(self.running)
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks nobody uses."""
+        return self.blocks.free
+
+    @property
+    def usable_blocks(self) -> int:
+        """All KV blocks but the null block."""
+        return self.blocks.usable
+
+    def add(self, request: Request) -> None:
+        """Put a new request at the end of the waiting queue."""
+        self.waiting.append(request)
+
+    def schedule(self) -> Batch:
+        """Decide the next batch: running requests first, then the head of the queue."""
+        self._batch = batch = Batch()
+        self._call = call = self._call + 1
+        if self._decodes:
+            self.blocks.grow_decodes(call, self._preempt_last)
+            self._count_decodes(batch)
+        budget = self.budget - self._decodes
+        if self._partial is not None and budget > 0:
+            budget -= self._continue_partial(batch, budget)
+        if self.waiting and not batch.preempted:
+            self._admit(batch, budget)
+        batch.emitting = batch.decodes + len(batch.emitted)
+        ending = self._ends.pop(call, None)
+        if ending:
+            for request in ending:
+                self._leave_decoding(request)
+            batch.finishing = ending + batch.finishing
+        for request in batch.emitted:
+            if request.left > 1:
+                self._join_decoding(request)
+        batch.running = len(self.running)
+        batch.waiting = len(self.waiting)
+        batch.free_blocks = self.blocks.free
+        return batch
+
+    def complete(self, batch: Batch) -> list[Request]:
+        """Free the seats and blocks of the requests that got their last token from `batch`."""
+        if self.register_on_output:
+            for request, tokens in batch.filled:
+                if request.index in self.running:
+                    self.blocks.register(request, tokens)
+        for request in batch.finishing:
+            if self.running.pop(request.index, None) is None:
+                # preempted while its last token was under way: it ends in the waiting queue, without blocks
+                self.waiting.remove(request)
+            else:
+                self.blocks.release(request, request.target + request.left - 1)
+        return batch.finishing
+
+    def _count_decodes(self, batch: Batch) -> None:
+        n, call = self._decodes, self._call
+        if n == 0:
+            return
+        batch.decodes = n
+        batch.decode_sum = self._key_sum + n * call
+        batch.decode_sumsq = self._key_squares + call * (2 * self._key_sum + n * call)
+        longest = self._longest
+        while longest[0][2].last_step < call or longest[0][2].key != -longest[0][0]:
+            heappop(longest)
+        batch.decode_max = call - longest[0][0]
+        filled = self.blocks.filled(call)
+        if filled:
+            batch.filled = [(request, request.key + call) for request in filled]
+            if not self.register_on_output:
+                for request, tokens in batch.filled:
+                    self.blocks.register(request, tokens)
+
+    def _join_decoding(self, request: Request) -> None:
+        """From the next call on, one row per call until `last_step`."""
+        request.key = key = request.target - self._call
+        request.last_step = last = self._call + request.left - 1
+        self._decodes += 1
+        self._key_sum += key
+        self._key_squares += key * key
+        self.blocks.join(request)
+        self._joined += 1
+        heappush(self._longest, (-key, self._joined, request))
+        ends = self._ends.get(last)
+        if ends is None:
+            self._ends[last] = [request]
+        else:
+            ends.append(request)
+
+    def _leave_decoding(self, request: Request) -> None:
+        key = request.key
+        self._decodes -= 1
+        self._key_sum -= key
+        self._key_squares -= key * key
+        self.blocks.leave(request)
+
+    def _preempt_last(self) -> Request:
+        """The most recently admitted request loses its blocks and goes to the front of the queue."""
+        _, request = self.running.popitem()
+        if request is self._partial:
+            self._partial = None
+            held = request.computed
+        else:
+            # it emitted one token in each call since its prefill; a token still under way lands before any resume
+            issued = self._call - 1
+            if request.last_step > issued:
+                self._ends[request.last_step].remove(request)
+                self._leave_decoding(request)
+            else:
+                issued = request.last_step
+            held = request.key + issued
+            emitted = held + 1 - request.target
+            if emitted < request.left:
+                request.target += emitted
+                request.left -= emitted
+            request.last_step = -1
+            self._batch.interrupted.append(request)
+        self.blocks.release(request, held)
+        request.computed = 0
+        request.preemptions += 1
+        self.waiting.appendleft(request)
+        self._batch.preempted.append(request)
+        return request
+
+    def _continue_partial(self, batch: Batch, budget: int) -> int:
+        """The next chunk of the partly prefilled request, or it preempts itself; returns the tokens scheduled."""
+        request = self._partial
+        assert request is not None
+        prior = request.computed
+        chunk = min(request.target - prior, budget)
+        if not self.blocks.extend(request, prior, prior + chunk):
+            self._preempt_last()
+            return 0
+        request.computed = prior + chunk
+        batch.add_chunk(prior, chunk)
+        if request.computed == request.target:
+            self._partial = None
+            self._emit(batch, request)
+        return chunk
+
+    def _admit(self, batch: Batch, budget: int) -> None:
+        """Take the head of the queue while seats, budget and blocks last; nobody passes a blocked head."""
+        waiting, running, blocks = self.waiting, self.running, self.blocks
+        passed_over: list[Request] = []
+        while waiting and budget > 0 and len(running) < self.max_num_seqs:
+            request = waiting[0]
+            cached = blocks.lookup(request)
+            chunk = request.target - cached
+            if chunk > budget:
+                if not self.chunked_prefill:
+                    if not self.skip_oversized:
+                        break
+                    passed_over.append(waiting.popleft())
+                    continue
+                chunk = budget
+            if self.reserve_full_input and not blocks.fits(request, min(request.target, self.max_model_len)):
+                break
+            if not blocks.admit(request, cached + chunk):
+                break
+            waiting.popleft()
+            running[request.index] = request
+            request.computed = cached + chunk
+            if request.preemptions == 0:
+                request.cached = cached
+            budget -= chunk
+            batch.admitted.append(request)
+            batch.add_chunk(cached, chunk)
+            if request.computed == request.target:
+                self._emit(batch, request)
+            else:
+                self._partial = request
+        waiting.extendleft(passed_over)  # vLLM 0.10 puts them back in reversed order
+
+    def _emit(self, batch: Batch, request: Request) -> None:
+        """The prefill completes in this call: its output is a token."""
+        batch.emitted.append(request)
+        if request.left == 1:
+            request.key = request.target - self._call
+            request.last_step = self._call
+            batch.finishing.append(request)

@@ -1,0 +1,31 @@
+"""Arrival processes, one module each: `times_s(conf, count, rng)`; a new file here is a new value of `workload.arrival`."""
+
+import pkgutil
+from importlib import import_module
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from sim.workload.conf import WorkloadConf
+
+
+class ArrivalProcess(Protocol):
+    """Times of the first `count` arrivals in seconds, non-decreasing, from uniforms of `rng` only."""
+
+    def __call__(self, conf: WorkloadConf, count: int, rng: np.random.Generator) -> Float[np.ndarray, " request"]:
+        """Draw the times."""
+        ...
+
+
+def names() -> list[str]:
+    """The arrival processes there are."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def arrival_process(name: str) -> ArrivalProcess:
+    """The process called `name`; `ValueError` with the known names otherwise."""
+    if name not in names():
+        raise ValueError(f"workload.arrival wants one of {', '.join([*names(), 'trace'])}, got {name!r}")
+    process: ArrivalProcess = import_module(f"{__name__}.{name}").times_s
+    return process

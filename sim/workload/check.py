@@ -1,0 +1,91 @@
+"""Whether a `WorkloadConf` makes sense, before anything is drawn or read."""
+
+import math
+
+from sim.workload.arrival import arrival_process
+from sim.workload.conf import WorkloadConf
+from sim.workload.length import length_law
+
+
+UNTIMED = ("closed_loop", "all_at_once")
+
+
+def check_conf(conf: WorkloadConf) -> None:
+    """Raise `ValueError`, one sentence with the key, for a value out of range or a combination that can't be."""
+    _check_numbers(conf)
+    if conf.over_limit not in ("drop", "truncate", "error"):
+        raise ValueError(f"workload.over_limit wants drop, truncate or error, got {conf.over_limit!r}")
+    if conf.arrival != "trace":
+        arrival_process(conf.arrival)
+    if conf.lengths != "trace":
+        length_law(conf)
+    _check_combinations(conf)
+
+
+def _check_numbers(conf: WorkloadConf) -> None:
+    positive = ("rate", "rate_end", "duration_s", "burstiness", "time_scale", "zipf_exponent", "input_cv", "output_cv")
+    for key in positive:
+        value = getattr(conf, key)
+        if value is not None and not value > 0:
+            raise ValueError(f"workload.{key} wants a number > 0, got {value}")
+        if value is not None and math.isinf(value) and key not in ("rate", "burstiness"):
+            raise ValueError(f"workload.{key} wants a finite number > 0, got {value}")
+    counts = ("num_requests", "rounds", "concurrency", "input_tokens", "output_tokens", "max_input_tokens", "limit")
+    for key in (*counts, "hash_block_tokens"):
+        value = getattr(conf, key)
+        if value is not None and value < 1:
+            raise ValueError(f"workload.{key} wants an integer >= 1, got {value}")
+    if conf.prefix_tokens < 0:
+        raise ValueError(f"workload.prefix_tokens wants an integer >= 0, got {conf.prefix_tokens}")
+    if conf.max_total_tokens is not None and conf.max_total_tokens < 2:
+        raise ValueError(f"workload.max_total_tokens wants an integer >= 2 (prompt and output), got {conf.max_total_tokens}")
+    for key in ("range_ratio", "output_range_ratio"):
+        value = getattr(conf, key)
+        if value is not None and not 0 <= value <= 1:
+            raise ValueError(f"workload.{key} wants a number from 0 to 1, got {value}")
+
+
+def _check_combinations(conf: WorkloadConf) -> None:
+    replayed = "trace" in (conf.arrival, conf.lengths)
+    wrong = [
+        (conf.arrival == "closed_loop" and conf.concurrency is None, "arrival=closed_loop wants workload.concurrency"),
+        (conf.rounds is not None and conf.concurrency is None, "rounds wants workload.concurrency"),
+        (conf.arrival == "ramp" and conf.rate_end is None, "arrival=ramp wants workload.rate_end"),
+        (
+            conf.arrival == "ramp" and not (math.isfinite(conf.rate) and math.isfinite(conf.burstiness)),
+            "arrival=ramp wants a finite workload.rate and workload.burstiness",
+        ),
+        (
+            conf.duration_s is not None and (conf.arrival in UNTIMED or math.isinf(conf.rate)),
+            "duration_s wants arrivals that are spread over time (here all requests are sent at 0); set workload.num_requests",
+        ),
+        (replayed and not conf.path, "arrival=trace or lengths=trace wants workload.path"),
+        (bool(conf.path) and not replayed, "path wants workload.arrival=trace or workload.lengths=trace to be used"),
+        (
+            conf.shuffle and (conf.arrival == "trace" or conf.lengths != "trace"),
+            "shuffle wants workload.lengths=trace with drawn arrivals (a replay keeps each request's own time)",
+        ),
+        (
+            conf.normalize_rate and conf.arrival not in ("poisson", "gamma"),
+            "normalize_rate wants workload.arrival=poisson or gamma",
+        ),
+        (
+            conf.normalize_rate and conf.duration_s is not None,
+            "normalize_rate wants a run without workload.duration_s (it fixes when the last request arrives)",
+        ),
+        (
+            conf.prefix_tokens > 0 and conf.lengths == "trace",
+            "prefix_tokens wants drawn lengths (a trace has its own content)",
+        ),
+        (
+            conf.max_input_tokens is not None and conf.prefix_tokens >= conf.max_input_tokens,
+            f"max_input_tokens={conf.max_input_tokens} wants to exceed workload.prefix_tokens={conf.prefix_tokens}",
+        ),
+        (
+            conf.max_total_tokens is not None and conf.prefix_tokens + 1 >= conf.max_total_tokens,
+            f"max_total_tokens={conf.max_total_tokens} wants to exceed workload.prefix_tokens={conf.prefix_tokens} + 1",
+        ),
+    ]
+    for bad, sentence in wrong:
+        if bad:
+            raise ValueError(f"workload.{sentence}")

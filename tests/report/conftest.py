@@ -1,0 +1,246 @@
+"""A small honest queue to report on: continuous batching with chunked prefill, KV blocks and preemption by recompute, one replica each."""
+
+from collections import Counter, deque
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from sim.report.result import FINISHED, REJECTED, MemoryReport, MemoryTerm, RequestTable, SimulationResult, StepTable
+from sim.workload.trace import Workload
+
+
+GIB = 2**30
+COMPONENTS = ("gemm_s", "attention_s", "moe_s", "elementwise_s", "head_s", "collective_s", "launch_s", "host_s")
+
+
+class Sequence:
+    def __init__(self, index: int, prompt: int, outputs: int):
+        self.index, self.prompt, self.outputs = index, prompt, outputs
+        self.computed, self.target, self.emitted, self.last_ns = 0, prompt, 0, -1
+
+
+def price_s(prefill: int, area: float, decodes: int, context: int, emitting: int) -> tuple[float, ...]:
+    """Seconds by component of one step of a dense 8B-like model on an 80 GB device: weights read once, two FLOPs per weight and token."""
+    tokens = prefill + decodes
+    gemm = max(15e9 / 2.9e12, tokens * 14e9 / 650e12)
+    attention = decodes * 3e-6 + context * 131072 / 2.6e12 + area * 4 * 4096 * 32 / 400e12
+    head = 1e9 / 2.9e12 + emitting * 1e9 / 650e12
+    return (gemm, attention, 0.0, tokens * 0.45e-6 + 2e-4, head, 0.0, 2.5e-4, 1.5e-4)
+
+
+def run_toy(
+    requests: int = 200,
+    rate: float = 12.0,
+    seed: int = 0,
+    seats: int = 64,
+    budget: int = 2048,
+    blocks: int = 6000,
+    replicas: int = 1,
+    block: int = 16,
+    slo_ms: dict[str, float] | None = None,
+    price: Callable[..., tuple[float, ...]] = price_s,
+    lengths: tuple[np.ndarray, np.ndarray] | None = None,
+    arrival_s: np.ndarray | None = None,
+) -> SimulationResult:
+    """A run of `requests` Poisson arrivals over `replicas` round-robin replicas; requests that never fit are rejected."""
+    draw = np.random.default_rng(seed)
+    if arrival_s is None:
+        arrival_s = np.concatenate([[0.0], np.cumsum(draw.exponential(1 / rate, requests - 1))])
+    if lengths is None:
+        prompt = np.clip(draw.lognormal(5.6, 1.0, requests), 4, 3000).astype(int)
+        output = np.clip(draw.lognormal(5.2, 0.8, requests), 1, 1500).astype(int)
+    else:
+        prompt, output = (np.asarray(x) for x in lengths)
+    arrival = np.floor(np.asarray(arrival_s) * 1e9 + 0.5).astype(np.int64)
+    columns = {name: np.full(requests, -1, np.int64) for name in ("queued", "scheduled", "first", "finish")}
+    preemptions = np.zeros(requests, np.int64)
+    status = np.full(requests, FINISHED)
+    gaps: Counter[int] = Counter()
+    rows: list[tuple] = []
+    parts: list[tuple[float, ...]] = []
+    for replica in range(replicas):
+        mine = deque()
+        for i in range(replica, requests, replicas):
+            if -(-(prompt[i] + output[i]) // block) > blocks:
+                status[i] = REJECTED
+            else:
+                mine.append(Sequence(i, int(prompt[i]), int(output[i])))
+        now, free = 0, blocks
+        waiting: deque[Sequence] = deque()
+        running: list[Sequence] = []
+        held: dict[int, int] = {}
+        while mine or waiting or running:
+            if not waiting and not running:
+                now = max(now, int(arrival[mine[0].index]))
+            while mine and arrival[mine[0].index] <= now:
+                waiting.append(mine.popleft())
+                columns["queued"][waiting[-1].index] = now
+            left, batch, thrown = budget, [], 0
+            position = 0
+            while position < len(running) and left:
+                sequence = running[position]
+                chunk = min(sequence.target - sequence.computed, left)
+                need = -(-(sequence.computed + chunk) // block) - held[sequence.index]
+                while need > free and running[-1] is not sequence:
+                    victim = running.pop()
+                    free += held.pop(victim.index)
+                    victim.computed, victim.target = 0, victim.prompt + victim.emitted
+                    preemptions[victim.index] += 1
+                    thrown += 1
+                    waiting.appendleft(victim)
+                if need > free:
+                    victim = running.pop()
+                    free += held.pop(victim.index)
+                    victim.computed, victim.target = 0, victim.prompt + victim.emitted
+                    preemptions[victim.index] += 1
+                    thrown += 1
+                    waiting.appendleft(victim)
+                    break
+                free -= need
+                held[sequence.index] += need
+                batch.append((sequence, chunk))
+                left -= chunk
+                position += 1
+            while waiting and left and len(running) < seats and not thrown:
+                sequence = waiting[0]
+                chunk = min(sequence.target, left)
+                need = -(-chunk // block)
+                if need > free:
+                    break
+                waiting.popleft()
+                running.append(sequence)
+                held[sequence.index] = need
+                free -= need
+                left -= chunk
+                batch.append((sequence, chunk))
+                if columns["scheduled"][sequence.index] < 0:
+                    columns["scheduled"][sequence.index] = now
+            prefills = [(s, c) for s, c in batch if s.emitted == 0 or c > 1 or s.computed + c < s.target]
+            decodes = [s.computed + 1 for s, c in batch if not (s.emitted == 0 or c > 1 or s.computed + c < s.target)]
+            emitters = [s for s, c in batch if s.computed + c == s.target]
+            area = sum(c * s.computed + c * (c + 1) / 2 for s, c in prefills)
+            cost = price(sum(c for _, c in prefills), area, len(decodes), sum(decodes), len(emitters))
+            end = now + int(sum(cost) * 1e9 + 0.5)
+            padded = sum(c for _, c in batch)
+            mode = 1 if prefills else (2 if len(decodes) <= 256 else 0)
+            if mode == 2:
+                padded = -(-padded // 8) * 8
+            rows.append(
+                (
+                    replica,
+                    now,
+                    end,
+                    sum(c for _, c in prefills),
+                    len(prefills),
+                    area,
+                    sum(s.computed + c for s, c in prefills),
+                    max((s.computed + c for s, c in prefills), default=0),
+                    len(decodes),
+                    sum(decodes),
+                    max(decodes, default=0),
+                    sum(x * x for x in decodes),
+                    len(emitters),
+                    padded,
+                    mode,
+                    len(running),
+                    len(waiting),
+                    free,
+                    thrown,
+                )
+            )
+            parts.append(cost)
+            for sequence, chunk in batch:
+                sequence.computed += chunk
+                if sequence.computed < sequence.target:
+                    continue
+                sequence.emitted += 1
+                sequence.target += 1
+                if sequence.emitted == 1:
+                    columns["first"][sequence.index] = end
+                else:
+                    gaps[end - sequence.last_ns] += 1
+                sequence.last_ns = end
+                if sequence.emitted == sequence.outputs:
+                    columns["finish"][sequence.index] = end
+                    running.remove(sequence)
+                    free += held.pop(sequence.index)
+            now = end
+    by_component = np.array(parts).reshape(len(parts), len(COMPONENTS)).T
+    return SimulationResult(
+        requests=RequestTable(
+            arrival_ns=arrival,
+            queued_ns=columns["queued"],
+            scheduled_ns=columns["scheduled"],
+            first_token_ns=columns["first"],
+            finish_ns=columns["finish"],
+            prompt_tokens=np.asarray(prompt),
+            output_tokens=np.where(status == FINISHED, output, 0),
+            cached_tokens=np.zeros(requests, np.int64),
+            preemptions=preemptions,
+            replica=np.arange(requests) % replicas,
+            status=status,
+        ),
+        steps=StepTable(*np.array(rows, float).T.astype(np.int64)),
+        itl_ns=np.array(sorted(gaps), np.int64),
+        itl_count=np.array([gaps[key] for key in sorted(gaps)], np.int64),
+        components_s=dict(zip(COMPONENTS, by_component, strict=True)),
+        engine="exact",
+        model="toy-8b",
+        device="Toy 80GB",
+        engine_label="toy 1.0",
+        gpus=replicas,
+        num_gpu_blocks=blocks,
+        block_size=block,
+        usd_per_gpu_hour=2.5,
+        memory=MemoryReport(
+            terms=(
+                MemoryTerm("Weights", 15.0 * GIB, "8.03 B parameters x 2 bytes", "config.json"),
+                MemoryTerm("Peak activation", 5.6 * GIB, "sampler dummy run", "engine profile"),
+                MemoryTerm("Non-torch", 0.25 * GIB, "context and libraries", "engine profile"),
+                MemoryTerm("KV cache", blocks * block * 131072, f"{blocks} blocks of {block} tokens x 128 KiB", "the rest"),
+                MemoryTerm("Left free", 79.19 * GIB - 20.85 * GIB - blocks * block * 131072, "outside the budget", "setting"),
+            ),
+            device_bytes=79.19 * GIB,
+            verdict=f"It fits: {blocks * block} tokens of KV cache per replica.",
+        ),
+        workload=Workload(
+            name="toy-lognormal",
+            arrival_ns=arrival,
+            prompt_tokens=np.asarray(prompt),
+            output_tokens=np.asarray(output),
+            digest="0123456789abcdef" * 4,
+            provenance=("Poisson arrivals", "log-normal lengths"),
+        ),
+        seed=seed,
+        assumptions=[
+            ("memory bandwidth", "2.9 TB/s", "toy"),
+            ("matrix products", "650 TFLOP/s", "toy"),
+            ("USD per GPU hour", "2.50", "toy"),
+        ],
+        not_modelled=["Tokenisation and the network between client and server.", "Prefix reuse."],
+        config={"workload": {"rate": rate, "requests": requests}, "engine": {"max_num_seqs": seats}},
+        checks={"every request ends once": True, "blocks returned": True},
+        timing={"run_s": 0.5},
+        settings={
+            "max_num_seqs": seats,
+            "max_num_batched_tokens": budget,
+            "chunked_prefill": True,
+            "graph_sizes": list(range(8, 257, 8)),
+        },
+        slo_ms=slo_ms or {},
+        versions={"headway": "0.1.0"},
+        replicas=replicas,
+    )
+
+
+@pytest.fixture(scope="session")
+def toy() -> Callable[..., SimulationResult]:
+    """The queue itself, to run with other parameters."""
+    return run_toy
+
+
+@pytest.fixture(scope="session")
+def result() -> SimulationResult:
+    """One run with waiting and preemptions."""
+    return run_toy(blocks=1200)
