@@ -180,7 +180,7 @@ def attention_kind_s(
     longest = decode_max
     keys = decode_sum
     if window is not None:
-        mean, variance, longest = _windowed(xp, mean, variance, longest, window, chunked)
+        mean, variance, longest = windowed_rows(xp, mean, variance, longest, window, chunked)
         keys = mean * decodes
 
     beyond = longest - mean
@@ -205,11 +205,11 @@ def attention_kind_s(
     context = prefill_kv_tokens
     deepest = prefill_max_tokens
     if window is not None:
-        seen, context, deepest = _windowed_chunk(xp, seen, chunk, chunks, context, deepest, window, chunked)
+        seen, context, deepest = windowed_chunk(xp, seen, chunk, chunks, context, deepest, window, chunked)
 
     tiles = chunks * xp.ceil(chunk / tile_positions)
     blocks = heads * (tiles + joint * decodes)
-    work_s = heads * key_s * (tiles * seen + joint * keys) + block_s * blocks
+    work_s = heads * key_s * (tiles * (seen + 0.5 * tile_positions) + joint * keys) + block_s * blocks
     block_mean_s = work_s / blocks
     longest_s = maximum(deepest, joint * longest) * key_s + block_s
     waves = blocks / units
@@ -224,7 +224,7 @@ def attention_kind_s(
     return count * where(prefill_tokens > 0, prefill_s, decode_s)
 
 
-def _windowed(xp, mean, variance, longest, window, chunked):
+def windowed_rows(xp, mean, variance, longest, window, chunked):
     """Mean, variance and maximum of the keys that decode rows of the given lengths read."""
     gap = mean - window
     spread = NORMAL_SHARE * variance
@@ -236,7 +236,7 @@ def _windowed(xp, mean, variance, longest, window, chunked):
     return inside, variance * (1.0 - share_past), xp.minimum(longest, window)
 
 
-def _windowed_chunk(xp, seen, chunk, chunks, context, deepest, window, chunked):
+def windowed_chunk(xp, seen, chunk, chunks, context, deepest, window, chunked):
     """Mean keys per prefilled token, keys loaded and deepest block under a window; exact for one chunk."""
     first = seen - 0.5 * chunk
     ramp = xp.minimum(xp.maximum(window - first, 0.0), chunk)

@@ -9,7 +9,8 @@ class LimitTier:
 
     `min_memory_gib`: the least device memory; `excluded`: devices, by part of their name, that the tier leaves out;
     `llm_class_tokens` and `api_server_tokens`: `max_num_batched_tokens` of the offline class and of the server;
-    `max_num_seqs`: sequences for both.
+    `max_num_seqs`: sequences for both. `graph_top`, `graph_top_tp4`: largest captured size, and that of four ranks or
+    more, where it depends on the device (0: it does not).
     """
 
     min_memory_gib: float = 0.0
@@ -17,6 +18,8 @@ class LimitTier:
     llm_class_tokens: int = 8192
     api_server_tokens: int = 2048
     max_num_seqs: int = 256
+    graph_top: int = 0
+    graph_top_tp4: int = 0
 
 
 @dataclass
@@ -33,10 +36,15 @@ class EngineProfile:
       to a pipeline's own (`pp + 1` in flight) or only gives two to a single stage.
     - `graph_list`, `graph_top`, `graph_top_blackwell`: the rule of the captured sizes and its ceilings.
     - `graph_mode`: default mode. `graph_memory_in_budget`: graphs are taken off the KV budget.
+    - `default_gpu_memory_utilization`: 0 where the engine computes it (SGLang).
     - `memory_rule`: whose sum it is: `vllm`, `sglang` or `trtllm`.
     - `groups_rule`: version of the rules that turn layers into KV-cache groups.
     - `limits`: default limits; `other_tokens`, `other_seqs`: those of any other usage.
     - `tokens_capped_always`: the default `max_num_batched_tokens` never exceeds `max_num_seqs` x length.
+    - `skip_oversized`: without chunked prefill, a prompt that exceeds the rest of the budget is passed over.
+    - `unhashed_blocks_first`: freed blocks without a prefix hash are reused first.
+    - `idle_sleep_s`: slept after a turn of the loop that scheduled nothing; `nonempty_batch_returns`: only a
+      batch with work lets the loop schedule ahead; `api_pickup_s`: from the client to the engine's queue.
     - `memory`: constants of the memory sum, by name (units in the names). `sources`: where each fact was read.
     """
 
@@ -59,6 +67,8 @@ class EngineProfile:
     idle_sleep_s: float = 0.0
     api_pickup_s: float = 0.0
     nonempty_batch_returns: bool = True
+    skip_oversized: bool = False
+    unhashed_blocks_first: bool = False
     memory: dict[str, float] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 

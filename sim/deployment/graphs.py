@@ -27,8 +27,8 @@ def capture_sizes(
     """Captured token counts, ascending.
 
     `rule` names the version whose list it is: `0.10.2`, `0.19.0`, `0.33.0`, `sglang-0.5` or `none`. `query_len` is
-    1 + draft tokens of a decode row, `top` the list's ceiling. The user's own: `sizes` (an explicit list), `max_size` (the largest),
-    or `old_sizes` (`cuda_graph_sizes` of 0.10.2: one number is a largest size, several are the list).
+    1 + draft tokens of a decode row, `top` the list's ceiling. The user's own: `sizes` (an explicit list), `max_size`
+    (the largest), or `old_sizes` (`cuda_graph_sizes` of 0.10.2: one number is a largest size, several are the list).
     Source: recorded lists of vLLM 0.10.2, 0.19.0 and 0.33.0.
     """
     if rule not in _RULES:
@@ -90,6 +90,12 @@ def _sizes_sglang_0_5(seqs, tokens, query_len, top, sizes, max_size, old_sizes):
     largest = min(max_size or top, seqs)
     grid = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 497, 16), *range(512, 4097, 32))
     return [*(n for n in grid if n <= largest), largest]
+
+
+def prefill_sizes(chunk: int) -> tuple[int, ...]:
+    """SGLang's captured prefill sizes by total tokens, up to the chunk size (0.5.23, read)."""
+    bands = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256), (4608, chunk, 512))
+    return tuple(n for first, last, step in bands for n in range(first, min(last, chunk) + 1, step))
 
 
 def _no_sizes(seqs, tokens, query_len, top, sizes, max_size, old_sizes):

@@ -1,23 +1,22 @@
 """From a user's engine configuration to settings where every value is filled and says where it came from."""
 
 import re
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
-from sim.deployment.defaults import default_limits
+from sim.deployment.conf import DeploymentConf
+from sim.deployment.defaults import default_limits, limit_tier, static_fraction
 from sim.deployment.engine import EngineConf, EngineProfile, EngineSettings, LimitTier
 from sim.deployment.graphs import MODES, capture_sizes
 from sim.hardware.spec import DeviceConf
 from sim.model.spec import ModelSpec
-from sim.units import GIB
+from sim.units import GIB, MIB
 
-
-if TYPE_CHECKING:
-    from sim.deployment.plan import DeploymentConf
 
 PROFILES = Path(__file__).resolve().parents[2] / "conf" / "engine"
 
@@ -68,8 +67,8 @@ def load_engine(name: str = "vllm", version: str | None = None) -> EngineConf:
 
 
 def _read(stem: str) -> EngineConf:
-    fields = dict(_fields(stem))
-    profile = dict(fields.pop("profile"))
+    fields = deepcopy(_fields(stem))
+    profile = fields.pop("profile")
     profile["limits"] = [LimitTier(**tier) for tier in profile.get("limits", [])]
     return EngineConf(**fields, profile=EngineProfile(**profile))
 
@@ -93,12 +92,13 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve_engine(
-    conf: EngineConf, model: ModelSpec, device: DeviceConf, deployment: "DeploymentConf"
+    conf: EngineConf, model: ModelSpec, device: DeviceConf, deployment: DeploymentConf
 ) -> EngineSettings:
     """Fill every value of `conf` by the rules of its engine version; `origin` says where each came from.
 
-    If `conf.profile` is not that of the version (or none is loaded), the nearest earlier shipped profile is taken, with a note.
-    ValueError, one sentence each: unknown engine, usage, KV type or graph mode; limits, lengths, block size or fractions out of range.
+    If `conf.profile` is not that of the version (or none is loaded), the nearest earlier shipped profile is taken,
+    with a note. ValueError, one sentence each: unknown engine, usage, KV type or graph mode; limits, lengths, block
+    size or fractions out of range.
     """
     found = load_engine(conf.name, conf.version).profile
     profile = conf.profile if conf.profile.version == found.version else found
@@ -125,14 +125,20 @@ def resolve_engine(
     choose("max_num_batched_tokens", conf.max_num_batched_tokens, tokens, why)
     choose("max_num_seqs", conf.max_num_seqs, seqs, why)
     chunked = choose("chunked_prefill", conf.enable_chunked_prefill, True)
-    _check_limits(tokens, seqs, length, chunked)
-    utilization = choose(
-        "gpu_memory_utilization", conf.gpu_memory_utilization, profile.default_gpu_memory_utilization
+    _check_limits(profile, tokens, seqs, length, chunked)
+    top = _graph_top(profile, device, deployment)
+    fraction = profile.default_gpu_memory_utilization or static_fraction(
+        device.memory_bytes / MIB,
+        tokens,
+        deployment.tensor_parallel * deployment.pipeline_parallel,
+        min(top, seqs),
+        any(layer.mixer.cache(1, 2.0).kind == "mla" for layer in model.layers),
     )
+    utilization = choose("gpu_memory_utilization", conf.gpu_memory_utilization, fraction)
     _check_memory(conf, utilization)
     asynchronous = choose("async_scheduling", conf.async_scheduling, profile.async_by_default)
     pipeline = deployment.pipeline_parallel
-    mode, sizes = _graphs(conf, profile, device, tokens, seqs)
+    mode, sizes = _graphs(conf, profile, top, tokens, seqs)
     for key, given in (("graph_mode", conf.cudagraph_mode), ("graph_sizes", conf.cudagraph_capture_sizes)):
         origin[key] = "user" if given is not None or conf.enforce_eager else f"{label} default"
     if conf.max_cudagraph_capture_size is not None or conf.cuda_graph_sizes is not None:
@@ -176,10 +182,11 @@ def _length(conf: EngineConf, model: ModelSpec) -> int:
     return conf.max_model_len
 
 
-def _check_limits(tokens: int, seqs: int, length: int, chunked: bool) -> None:
-    if seqs < 1:
-        raise ValueError(f"max_num_seqs must be at least 1, got {seqs}: change engine.max_num_seqs")
-    if tokens < seqs:
+def _check_limits(profile: EngineProfile, tokens: int, seqs: int, length: int, chunked: bool) -> None:
+    for key, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
+        if value < 1:
+            raise ValueError(f"{key} must be at least 1, got {value}: change engine.{key}")
+    if profile.memory_rule == "vllm" and tokens < seqs:
         raise ValueError(
             f"max_num_batched_tokens ({tokens:,}) must be at least max_num_seqs ({seqs:,}): "
             "raise engine.max_num_batched_tokens or lower engine.max_num_seqs"
@@ -194,12 +201,14 @@ def _check_limits(tokens: int, seqs: int, length: int, chunked: bool) -> None:
 def _check_memory(conf: EngineConf, utilization: float) -> None:
     if not 0 < utilization <= 1:
         raise ValueError(
-            f"gpu_memory_utilization must be above 0 and at most 1, got {utilization}: change engine.gpu_memory_utilization"
+            f"gpu_memory_utilization must be above 0 and at most 1, got {utilization}: "
+            "change engine.gpu_memory_utilization"
         )
     allowed = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     if conf.block_size not in allowed:
         raise ValueError(
-            f"block_size must be one of {', '.join(map(str, allowed))} tokens, got {conf.block_size}: change engine.block_size"
+            f"block_size must be one of {', '.join(map(str, allowed))} tokens, got {conf.block_size}: "
+            "change engine.block_size"
         )
     for key, value in (
         ("kv_cache_memory_bytes", conf.kv_cache_memory_bytes),
@@ -226,12 +235,20 @@ def _depth(profile: EngineProfile, asynchronous: bool, pipeline: int) -> int:
     return pipeline + 1 if profile.async_adds_depth else max(pipeline, 2)
 
 
-def _graphs(
-    conf: EngineConf, profile: EngineProfile, device: DeviceConf, tokens: int, seqs: int
-) -> tuple[str, tuple[int, ...]]:
+def _graph_top(profile: EngineProfile, device: DeviceConf, deployment: DeploymentConf) -> int:
+    """Ceiling of the captured sizes on this device."""
+    tier = limit_tier(profile, device.memory_bytes / GIB, device.name)
+    if tier is not None and tier.graph_top:
+        return tier.graph_top_tp4 if deployment.tensor_parallel >= 4 and tier.graph_top_tp4 else tier.graph_top
+    return profile.graph_top_blackwell if any(part in device.name for part in BLACKWELL) else profile.graph_top
+
+
+def _graphs(conf: EngineConf, profile: EngineProfile, top: int, tokens: int, seqs: int) -> tuple[str, tuple[int, ...]]:
     mode = "NONE" if conf.enforce_eager else conf.cudagraph_mode or profile.graph_mode
     if mode not in MODES:
-        raise ValueError(f"cudagraph_mode must be one of {', '.join(MODES)}, got {mode!r}: change engine.cudagraph_mode")
+        raise ValueError(
+            f"cudagraph_mode must be one of {', '.join(MODES)}, got {mode!r}: change engine.cudagraph_mode"
+        )
     if mode == "NONE":
         return mode, ()
     if conf.cuda_graph_sizes is not None and profile.graph_list != "0.10.2":
@@ -239,12 +256,11 @@ def _graphs(
             f"cuda_graph_sizes is a setting of vLLM 0.10.2, got it for {conf.name} {conf.version}: "
             "use engine.cudagraph_capture_sizes"
         )
-    blackwell = any(part in device.name for part in BLACKWELL)
     sizes = capture_sizes(
         profile.graph_list,
         seqs,
         tokens,
-        top=profile.graph_top_blackwell if blackwell else profile.graph_top,
+        top=top,
         sizes=conf.cudagraph_capture_sizes,
         max_size=conf.max_cudagraph_capture_size,
         old_sizes=conf.cuda_graph_sizes,

@@ -8,6 +8,8 @@ place at t, and what arrives at t is in the batch decided at t.
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
+import numpy as np
+
 from sim.event.client import Client
 from sim.event.replica import Replica
 from sim.event.router import Router
@@ -26,16 +28,16 @@ def run_cluster(
     replicas: Sequence[Replica],
     router: Router,
     admit: Callable[[int, int], int | None],
+    content: Sequence[np.ndarray] | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> int:
     """Run the client's workload to the end; returns the number of events.
 
-    `admit(prompt, outputs)` gives the tokens the engine will emit, or None if it can never serve the request. `on_progress(sent)`
-    is called now and then with the number of requests sent.
+    `admit(prompt, outputs)` gives the tokens the engine will emit, or None if it can never serve the request;
+    `content` are the requests' token ids; `on_progress(sent)` is called now and then with the number sent.
     """
     prompts = client.workload.prompt_tokens.tolist()
     outputs = client.workload.output_tokens.tolist()
-    token_ids = client.workload.token_ids
     heap: list[tuple[int, int, int]] = []
     events = 0
     idle_turns = 0
@@ -51,7 +53,7 @@ def run_cluster(
             target = router(i, replicas) if len(replicas) > 1 else 0
             client.send(target, allowed)
             replica = replicas[target]
-            replica.send(Request(i, prompts[i], allowed, None if token_ids is None else token_ids[i]))
+            replica.send(Request(i, prompts[i], allowed, None if content is None else content[i]))
             if replica.blocked:
                 replica.blocked = False
                 heappush(heap, (now_ns, target, events))

@@ -3,11 +3,8 @@
 from sim.cost.lengths import FLOATS, lengths_s
 from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
-from sim.deployment.graphs import padded_tokens
+from sim.deployment.graphs import EAGER, graph_mode_of, padding_table
 from sim.scheduler.base import Batch
-
-
-EAGER, PIECEWISE, FULL = 0, 1, 2
 
 
 class Pricer:
@@ -18,15 +15,14 @@ class Pricer:
     """
 
     def __init__(self, table: PriceTable, settings: EngineSettings):
-        self._token_s = [list(map(float, row)) for row in table.token_s]
-        self._row_s = list(map(float, table.row_s))
+        self._token_s = table.token_s.tolist()
+        self._row_s = table.row_s.tolist()
         self._terms = table.lengths
         sizes = settings.graph_sizes
         self._largest = sizes[-1] if sizes else 0
-        self._padded = [padded_tokens(sizes, tokens) for tokens in range(self._largest + 1)]
-        graph_mode = settings.graph_mode
-        self._decode_mode = FULL if graph_mode.startswith("FULL") else PIECEWISE if graph_mode == "PIECEWISE" else EAGER
-        self._mixed_mode = {"FULL": FULL, "FULL_AND_PIECEWISE": PIECEWISE, "PIECEWISE": PIECEWISE}.get(graph_mode, EAGER)
+        self._padded = padding_table(self._largest, sizes)
+        self._decode_mode = graph_mode_of(settings.graph_mode, 1, True, sizes)
+        self._mixed_mode = graph_mode_of(settings.graph_mode, 1, False, sizes)
 
     def __call__(self, batch: Batch) -> tuple[int, int, int]:
         """Duration in ns, padded tokens and graph mode (0 eager, 1 piecewise, 2 full) of a batch."""

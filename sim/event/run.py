@@ -11,20 +11,20 @@ from sim.deployment.engine import EngineSettings
 from sim.event.checks import check_conservation
 from sim.event.client import Client
 from sim.event.cluster import run_cluster
+from sim.event.content import request_content
 from sim.event.log import StepLog
 from sim.event.pricer import Pricer
 from sim.event.replica import Replica
 from sim.event.router import make_router
 from sim.report.result import RequestTable, StepTable
-from sim.scheduler.base import Scheduler
-from sim.scheduler.vllm import CountedScheduler
+from sim.scheduler.find import make_scheduler
 from sim.units import to_ns
 from sim.workload.trace import Workload
 
 
 @dataclass(frozen=True)
 class ExactRun:
-    """What the exact engine hands over: tables, the inter-token latencies with multiplicities, checks, counts."""
+    """What the exact engine hands over: tables, inter-token latencies with multiplicities, checks, counts."""
 
     requests: RequestTable
     steps: StepTable
@@ -47,20 +47,6 @@ def servable_tokens(prompt: int, outputs: int, max_model_len: int, block_size: i
     return outputs
 
 
-def make_scheduler(settings: EngineSettings, usable_blocks: int) -> Scheduler:
-    """One replica's scheduler for these settings."""
-    return CountedScheduler(
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=settings.max_model_len,
-        block_size=settings.block_size,
-        usable_blocks=usable_blocks,
-        reserve_full_input=settings.reserve_full_input,
-        chunked_prefill=settings.chunked_prefill,
-        skip_oversized=settings.profile.skip_oversized,
-    )
-
-
 def run_exact(
     workload: Workload,
     settings: EngineSettings,
@@ -68,38 +54,41 @@ def run_exact(
     *,
     num_gpu_blocks: int,
     replicas: int = 1,
+    scheduler: str = "vllm",
     router: str = "round_robin",
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> ExactRun:
     """Simulate `workload` on `replicas` equal engines of `num_gpu_blocks` KV blocks each (one is the null block).
 
-    Bit for bit the same for the same arguments.
+    Prefixes are reused if the settings say so and the workload has content. Bit for bit the same for
+    the same arguments.
     """
     started = time.process_time()
     usable = num_gpu_blocks - 1
+    content = request_content(workload) if settings.prefix_caching else None
     client = Client(workload, to_ns(settings.profile.api_pickup_s))
     log = StepLog()
     pricer = Pricer(table, settings)
-    schedulers = [make_scheduler(settings, usable) for _ in range(replicas)]
+    schedulers = [make_scheduler(scheduler, settings, usable, content is not None) for _ in range(replicas)]
     engines = [
         Replica(
             index,
-            scheduler,
+            one,
             pricer,
             client,
             log,
-            depth=2 if settings.async_scheduling else 1,
-            idle_sleep_ns=to_ns(settings.profile.idle_sleep_s) if settings.async_scheduling else 0,
+            depth=settings.batches_in_flight,
+            idle_sleep_ns=to_ns(settings.profile.idle_sleep_s) if settings.batches_in_flight > 1 else 0,
             fill_with_empty=not settings.profile.nonempty_batch_returns,
         )
-        for index, scheduler in enumerate(schedulers)
+        for index, one in enumerate(schedulers)
     ]
 
     def admit(prompt: int, outputs: int) -> int | None:
         return servable_tokens(prompt, outputs, settings.max_model_len, settings.block_size, usable)
 
-    events = run_cluster(client, engines, make_router(router, seed), admit, on_progress)
+    events = run_cluster(client, engines, make_router(router, seed), admit, content, on_progress)
     requests, steps = client.table(), log.table()
     checks = check_conservation(requests, steps, schedulers)
     itl_ns, itl_count = inter_token_latencies(steps, client.resumed_itl_ns)
@@ -109,7 +98,7 @@ def run_exact(
 def inter_token_latencies(steps: StepTable, resumed_ns: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """All inter-token latencies of a run, as values and multiplicities.
 
-    A request that decodes in a batch emitted its token before in the replica's previous batch, so each batch
+    A request that decodes in a batch got its token before from the replica's previous batch, so each batch
     contributes `decodes` times the distance of the two ends; resumed requests add their gap once each.
     """
     same = np.flatnonzero(steps.replica[1:] == steps.replica[:-1]) + 1

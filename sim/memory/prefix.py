@@ -14,7 +14,8 @@ import numpy as np
 class Content(Protocol):
     """What the cache needs to know of a request.
 
-    `token_ids` of the prompt (None: content unlike any other); output j has the id `output_base + j`.
+    `token_ids` of the prompt and, where known, of the outputs; any other position p has the id
+    `output_base + p - prompt`.
     """
 
     index: int
@@ -199,11 +200,11 @@ class PrefixBlocks[R: Content]:
         return keys[:count]
 
     def _ids(self, request: R, start: int, stop: int) -> np.ndarray:
-        """Token ids of the positions [start, stop), prompt and outputs."""
-        prompt = request.prompt
-        first = request.output_base - prompt  # ids of a prompt without content: unlike any other's
-        if stop <= prompt and request.token_ids is not None:
-            return request.token_ids[start:stop]
-        if request.token_ids is None or start >= prompt:
-            return np.arange(first + start, first + stop, dtype=np.int64)
-        return np.concatenate([request.token_ids[start:], np.arange(first + prompt, first + stop, dtype=np.int64)])
+        """Token ids of the positions [start, stop); positions beyond the known content are unlike any other's."""
+        known = request.token_ids
+        if known is not None and stop <= len(known):
+            return known[start:stop]
+        own = np.arange(start, stop, dtype=np.int64) + (request.output_base - request.prompt)
+        if known is not None and start < len(known):
+            own[: len(known) - start] = known[start:]
+        return own

@@ -29,14 +29,14 @@ class Workloads(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """Price tables of all plans, flat. `terms` are the constants of `lengths_s`, leaves `[plan, ...]`.
+    """Price tables of all plans. `terms` are the constants of `lengths_s`, leaves `[plan, ...]`.
 
-    `token_s` holds, per (plan, capture list), two tables by scheduled tokens: batches with a prefill, and pure
-    decode batches; graph padding is already applied.
+    `token_s` holds, per table (a plan with a capture list), two columns by scheduled tokens: batches with a prefill,
+    and pure decode batches; graph padding is already applied.
     """
 
-    token_s: Float64[Array, "entry"]
-    row_s: Float64[Array, "entry"]
+    token_s: Float64[Array, "table 2 tokens"]
+    row_s: Float64[Array, "plan rows"]
     terms: Any
 
 
@@ -52,8 +52,7 @@ class Lanes(NamedTuple):
     block_size: Int32[Array, "lane"]
     reserve: Bool[Array, "lane"]
     plan: Int32[Array, "lane"]
-    tokens_at: Int32[Array, "lane"]
-    rows_at: Int32[Array, "lane"]
+    table: Int32[Array, "lane"]
 
 
 class State(NamedTuple):
@@ -128,7 +127,7 @@ def empty_lanes(shape: Shape) -> Lanes:
     """Lanes without a job."""
     zero = jnp.zeros(shape.lanes, jnp.int32)
     one = jnp.ones(shape.lanes, jnp.int32)
-    return Lanes(zero, zero, one, one, one, one, one, jnp.zeros(shape.lanes, bool), zero, zero, zero)
+    return Lanes(zero, zero, one, one, one, one, one, jnp.zeros(shape.lanes, bool), zero, zero)
 
 
 def fresh_state(shape: Shape) -> State:

@@ -14,7 +14,7 @@ class Request:
 
     `target` tokens must be in the cache before the next token can be emitted: the prompt and, after a
     preemption, what had been emitted by then. `left` tokens are still to be emitted, counted when the
-    request (re)entered the waiting queue. `token_ids` is the prompt's content; output j has the id `output_base + j`.
+    request (re)entered the waiting queue. `token_ids` is the known content; beyond it, output j has the id `output_base + j`.
     """
 
     __slots__ = (

@@ -1,3 +1,27 @@
-"""vLLM V1's continuous batching."""
+"""vLLM V1's continuous batching, by version."""
 
+from sim.deployment.engine import EngineSettings
+from sim.memory.blocks import CountedBlocks
+from sim.memory.prefix import PrefixBlocks
+from sim.scheduler.base import Request
 from sim.scheduler.vllm.continuous import ContinuousBatching as ContinuousBatching
+
+
+def make(settings: EngineSettings, usable_blocks: int, named_blocks: bool) -> ContinuousBatching:
+    """One replica's scheduler. With `named_blocks`, blocks have an identity and prefixes are reused."""
+    profile = settings.profile
+    blocks: CountedBlocks[Request] | PrefixBlocks[Request]
+    if named_blocks:
+        blocks = PrefixBlocks(usable_blocks, settings.block_size, profile.unhashed_blocks_first)
+    else:
+        blocks = CountedBlocks(usable_blocks, settings.block_size)
+    return ContinuousBatching(
+        blocks,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        reserve_full_input=settings.reserve_full_input,
+        chunked_prefill=settings.chunked_prefill,
+        skip_oversized=profile.skip_oversized,
+        register_on_output=settings.async_scheduling,
+    )

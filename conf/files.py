@@ -1,0 +1,90 @@
+"""A file or a HuggingFace id where a group's choice is expected: `model=PATH/config.json`, `workload=trace.csv`, ...
+
+Such a choice is registered with Hydra under a name of its own, so that it composes, sweeps and reaches the processes
+of a launcher like every other choice.
+"""
+
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from conf.mistakes import did_you_mean, nearest
+from conf.schema import GROUPS
+
+
+REGISTERED: dict[str, str] = {}  # `group/name` of a registered choice -> its file
+
+YAML_SUFFIXES = (".yaml", ".yml")
+FILE_SUFFIXES = (*YAML_SUFFIXES, ".json", ".jsonl", ".csv", ".gz", ".xz", ".txt", ".parquet")
+
+
+def looks_like_file(choice: str) -> bool:
+    """Whether a choice means a file and not a name: a known suffix, a leading `.`, `/` or `~`, or an existing path."""
+    return (
+        choice.lower().endswith(FILE_SUFFIXES)
+        or choice.startswith((".", "/", "~"))
+        or "/" in choice
+        and Path(choice).exists()
+    )
+
+
+@cache
+def hf_ids() -> dict[str, str]:
+    """Catalogue name by HuggingFace id, from the `hf_id` lines of `conf/model/*.yaml`."""
+    found: dict[str, str] = {}
+    for path in sorted((Path(__file__).parent / "model").glob("*.yaml")):
+        named = re.search(r"^hf_id:\s*['\"]?([^'\"#\s]+)", path.read_text(), re.MULTILINE)
+        if named:
+            found.setdefault(named[1], path.stem)
+    return found
+
+
+def by_hf_id(hf_id: str) -> str:
+    """The catalogue's name for a HuggingFace id, case ignored; `ValueError` with the nearest if it has none."""
+    known = hf_ids()
+    name = {key.lower(): value for key, value in known.items()}.get(hf_id.lower())
+    if name is None:
+        raise ValueError(
+            f"the catalogue has no model with the HuggingFace id {hf_id}{did_you_mean(nearest(hf_id, list(known)))} "
+            "Otherwise download its config.json and give its path, model=PATH/config.json."
+        )
+    return name
+
+
+def content(group: str, path: Path) -> dict[str, Any]:
+    """The configuration of group `group` that the file or folder `path` stands for."""
+    if path.suffix.lower() in YAML_SUFFIXES:
+        from omegaconf import OmegaConf
+
+        loaded = OmegaConf.load(path)
+        node = OmegaConf.to_container(loaded)
+        if not isinstance(node, dict):
+            raise ValueError(f"{path} holds a {type(node).__name__}, a mapping of {group} keys was wanted.")
+        return {str(key): value for key, value in node.items()}
+    if group == "model":
+        return {"name": path.name if path.is_dir() else path.parent.name or path.stem, "path": str(path)}
+    if group == "workload":
+        return {"name": path.name.partition(".")[0], "arrival": "trace", "lengths": "trace", "path": str(path)}
+    raise ValueError(f"{group}={path} wants a YAML file, got {path.suffix or 'a folder'}.")
+
+
+def register_choice(group: str, choice: str) -> str:
+    """The name under which `choice`, a file or a HuggingFace id, is registered; any other choice as it is."""
+    if group == "model" and not looks_like_file(choice) and "/" in choice:
+        return by_hf_id(choice)
+    if group not in GROUPS or not looks_like_file(choice):
+        return choice
+    path = Path(choice).expanduser().resolve()
+    if not path.exists():
+        raise ValueError(f"{group}={choice}: there is no file {path}.")
+    from hydra.core.config_store import ConfigStore
+
+    stem = re.sub(
+        r"[^A-Za-z0-9_.-]", "-", path.name.partition(".")[0] if path.name != "config.json" else path.parent.name
+    )
+    name = f"{stem}-{hashlib.sha256(str(path).encode()).hexdigest()[:6]}"
+    ConfigStore.instance().store(group=group, name=name, node=content(group, path), provider=str(path))
+    REGISTERED[f"{group}/{name}"] = str(path)
+    return name

@@ -1,0 +1,78 @@
+"""Dense products `[m, k] x [k, n]` by tiles and waves.
+
+For a tile of `tm x tn` outputs and a split of k in s parts: blocks = ceil(m/tm) ceil(n/tn) s, waves = ceil(blocks / units), and
+one block takes `prologue + epilogue tm tn/16384 + max(2 tm tn (k/s) / (share rate/units), (tm e_in + tn e_w)(k/s) / unit stream)`. The library's
+choice is the least over tiles; s fills the units where blocks alone do not. With the memory
+roofline (weights, input, output at the achieved stream rate; the last-level cache is ignored) in a soft maximum of
+power 4 and the kernel floor: `t = floor + (schedule^4 + stream^4)^(1/4)`.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from sim.deployment.plan import DeviceArrays, GemmSlots
+
+
+OUTPUT_BYTES = 2.0
+TILE_OUTPUTS = 16384.0
+
+
+class GemmConstants(eqx.Module):
+    """Shape and rate of the tiles a library picks from, and the fixed times of a block. Source: `analytic.toml`."""
+
+    tile_rows: Float[Array, " tile"]
+    tile_columns: Float[Array, " tile"]
+    tile_share: Float[Array, " tile"]
+    prologue_s: Float[Array, ""]
+    epilogue_s: Float[Array, ""]
+    split_s: Float[Array, ""]
+    max_split: Float[Array, ""]
+
+
+def soft_maximum(a: Float[Array, "*shape"], b: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """`(a^4 + b^4)^(1/4)` for non-negative a, b; exact and with finite gradient at 0."""
+    high = jnp.maximum(jnp.maximum(a, b), 1e-30)
+    ratio = jnp.minimum(a, b) / high
+    square = ratio * ratio
+    return high * jnp.sqrt(jnp.sqrt(1.0 + square * square))
+
+
+def gemm_bytes(rows: Float[Array, "*#shape"], slots: GemmSlots) -> Float[Array, "*shape"]:
+    """Bytes of one product with `rows` rows: weights, input, output."""
+    return slots.n * slots.k * slots.weight_bytes_per_param + rows * (
+        slots.k * slots.input_bytes + slots.n * OUTPUT_BYTES
+    )
+
+
+def gemm_s(
+    rows: Float[Array, "*#shape"], slots: GemmSlots, device: DeviceArrays, constants: GemmConstants
+) -> Float[Array, "*shape"]:
+    """Seconds of one product of each slot, `[..., gemm]`; 0 where `rows` is 0.
+
+    **Arguments:**
+
+    - `rows`: m, broadcast against the slots `[..., gemm]`.
+    - `slots`, `device`, `constants`: shapes as declared.
+    """
+    units = device.compute_units[..., None]
+    unit_rate = slots.flops_per_s / units
+    unit_stream = device.unit_stream_bytes_per_s[..., None]
+    stream = device.memory_bytes_per_s[..., None]
+    n, k = jnp.maximum(slots.n, 1.0), jnp.maximum(slots.k, 1.0)
+    m = jnp.maximum(rows, 1.0)
+    best = None
+    for index in range(constants.tile_rows.shape[0]):
+        tm, tn = constants.tile_rows[index], constants.tile_columns[index]
+        blocks = jnp.ceil(m / tm) * jnp.ceil(n / tn)
+        split = jnp.clip(jnp.floor(units / blocks), 1.0, constants.max_split)
+        waves = jnp.ceil(blocks * split / units)
+        depth = k / split
+        compute_s = 2.0 * tm * tn * depth / (constants.tile_share[index] * unit_rate)
+        load_s = (tm * slots.input_bytes + tn * slots.weight_bytes_per_param) * depth / unit_stream
+        block_s = constants.prologue_s + constants.epilogue_s * (tm * tn / TILE_OUTPUTS) + jnp.maximum(compute_s, load_s)
+        partial_bytes = jnp.where(split > 1.0, 4.0 * split * m * n, 0.0)
+        total = waves * block_s + jnp.where(split > 1.0, constants.split_s, 0.0) + partial_bytes / stream
+        best = total if best is None else jnp.minimum(best, total)
+    seconds = device.kernel_floor_s[..., None] + soft_maximum(best, gemm_bytes(rows, slots) / stream)
+    return jnp.where(rows > 0.0, seconds, 0.0)

@@ -1,0 +1,279 @@
+"""One self-contained HTML page of a run: text and tables written here, charts drawn in the browser from embedded data."""
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from sim.report.bottleneck import Verdict
+from sim.report.metrics import Metrics, meets, latencies
+from sim.report.page.data import chart_data
+from sim.report.plain import plain, to_json
+from sim.report.result import SimulationResult
+from sim.report.summary import ms, percentile_word
+from sim.units import GIB
+
+
+ROWS = (
+    ("ttft", "TTFT", "time to first token, from arrival"),
+    ("ttft_queued", "TTFT, queued", "from when the engine took the request up"),
+    ("ttft_not_queued", "TTFT, not queued", "of requests that were scheduled at once"),
+    ("tpot", "TPOT", "time per output token after the first"),
+    ("itl", "ITL", "inter-token latency, over all tokens"),
+    ("e2el", "E2EL", "end-to-end latency"),
+    ("queue", "Queue", "arrival to first batch"),
+    ("prefill", "Prefill", "first batch to first token"),
+    ("decode", "Decode", "first token to last"),
+)
+
+
+def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> str:
+    """The page as HTML text. It asks nothing of the network, and reads without scripts but for the charts."""
+    data = to_json(chart_data(result, metrics)).replace("</", "<\\/").replace("<!--", "<\\u0021--")
+    label = title(result)
+    return fill(
+        "page.html",
+        {
+            "title": escape(label),
+            "style": asset("style.css"),
+            "heading": escape(label),
+            "subtitle": subtitle(result),
+            "verdict": verdict_html(found),
+            "headline": headline(result, metrics),
+            "latency_table": latency_table(metrics),
+            "slo": slo_html(result, metrics),
+            "step_note": step_note(metrics),
+            "replicas": replica_table(result),
+            "memory": memory_html(result),
+            "workload": workload_html(result),
+            "assumptions": assumption_table(result),
+            "not_modelled": bullets(result.not_modelled),
+            "run": run_html(result),
+            "data": data,
+            "script": asset("charts.js") + "\n" + asset("page.js"),
+        },
+    )
+
+
+def asset(name: str) -> str:
+    """The text of a file beside this one."""
+    return (files("sim.report.page") / name).read_text(encoding="utf-8")
+
+
+def fill(template: str, slots: dict[str, str]) -> str:
+    """The template with each `<!--slot-->` replaced, in one pass so that no content is taken for a slot."""
+    return re.sub(r"<!--([a-z_]+)-->", lambda match: slots[match[1]], asset(template))
+
+
+def quantity(value: float | None, digits: int = 3) -> str:
+    """A number for people: `digits` significant digits at least, thousands with commas, a dash for None."""
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0"
+    whole = int(np.floor(np.log10(abs(value)))) + 1
+    return f"{value:,.{max(0, digits - whole)}f}"
+
+
+def duration(milliseconds: float | None) -> tuple[str, str]:
+    """Milliseconds as (number, unit), in seconds from 1 s on."""
+    if milliseconds is None:
+        return "–", ""
+    return (quantity(milliseconds / 1e3), "s") if milliseconds >= 1e3 else (quantity(milliseconds), "ms")
+
+
+def title(result: SimulationResult) -> str:
+    """`Llama-3.1-8B on 2 × H100 SXM`."""
+    return f"{result.model} on {f'{result.gpus} × ' if result.gpus > 1 else ''}{result.device}"
+
+
+def subtitle(result: SimulationResult) -> str:
+    """Who served what, and how it was simulated, as a list of facts."""
+    workload = result.workload
+    load = f"{len(workload):,} requests of {workload.name}"
+    rate = (result.config.get("workload") or {}).get("rate")
+    if isinstance(rate, int | float) and np.isfinite(rate):
+        load += f" at {rate:g} req/s"
+    if workload.concurrency is not None:
+        load += f", at most {workload.concurrency} at a time"
+    facts = [result.engine_label, load, f"{result.engine} engine, seed {result.seed}"]
+    if result.replicas > 1:
+        facts.insert(1, f"{result.replicas} replicas")
+    return "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+
+
+def verdict_html(found: Verdict | None) -> str:
+    """The bottleneck as a sentence, and the setting to try."""
+    if found is None:
+        return '<p class="verdict">No request finished, so there is no bottleneck to name.</p>'
+    name, _, rest = found.sentence.partition(":")
+    return (
+        f'<p class="verdict"><strong>{escape(name)}.</strong> {escape(rest.strip()[:1].upper() + rest.strip()[1:])} '
+        f'<span class="try">Try {escape(found.change)}</span></p>'
+    )
+
+
+def headline(result: SimulationResult, metrics: Metrics) -> str:
+    """The numbers one looks for first."""
+    latency = metrics.latency
+
+    def figure(label: str, value: str, unit: str, detail: str, tone: str = "") -> str:
+        return (
+            f'<div class="figure {tone}"><dt>{label}</dt><dd><span class="value">{value}</span>'
+            f'<span class="unit">{unit}</span><span class="detail">{detail}</span></dd></div>'
+        )
+
+    def timed(name: str, label: str) -> str:
+        found = latency[name]
+        value, unit = duration(ms(found.median_s))
+        tail, tail_unit = duration(ms(found.percentile_s(99.0)))
+        return figure(f"Median {label}", value, unit, f"P99 {tail} {tail_unit}")
+
+    done = f"{metrics.completed:,} of {metrics.completed + metrics.failed:,} requests finished"
+    kv = "–" if metrics.kv_usage_max is None else f"{100 * metrics.kv_usage_max:.0f}"
+    preempted = f"{metrics.preemptions:,} preemptions" if metrics.preemptions else "no preemptions"
+    price = metrics.usd_per_1m_output
+    figures = [
+        figure("Output throughput", quantity(metrics.output_throughput), "tok/s", f"{quantity(metrics.request_throughput)} req/s; {done}"),
+        timed("ttft", "TTFT"),
+        timed("tpot", "TPOT"),
+        timed("e2el", "E2EL"),
+        figure("Peak KV cache use", kv, "%", preempted, "alert" if metrics.preemptions else ""),
+    ]
+    if price is not None:
+        figures.append(figure("Price of 1M output tokens", f"${price:.2f}", "", f"${metrics.usd_per_1m_total:.3f} per 1M of all tokens"))
+    else:
+        per_user = quantity(metrics.output_throughput_per_user)
+        figures.append(figure("Per user", per_user, "tok/s", f"{quantity(metrics.output_throughput_per_gpu)} tok/s per GPU"))
+    return '<dl class="headline">' + "".join(figures) + "</dl>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """An HTML table of cells that are HTML already; the first column heads the row."""
+    body = "".join(
+        "<tr>" + f'<th scope="row">{cells[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in cells[1:]) + "</tr>" for cells in map(tuple, rows)
+    )
+    heads = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    return f'<div class="scroll"><table class="{kind}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def latency_table(metrics: Metrics) -> str:
+    """Every latency with its statistics, in ms."""
+    percentiles = [p for p, _ in metrics.latency["ttft"].percentiles_s]
+    head = ["ms", "mean", "median", "std", *(f"P{percentile_word(p)}" for p in percentiles), "max"]
+    rows = []
+    for name, label, meaning in ROWS:
+        found = metrics.latency[name]
+        values = [found.mean_s, found.median_s, found.std_s, *(value for _, value in found.percentiles_s), found.max_s]
+        if found.count:
+            rows.append([f"{label} <small>{meaning}</small>", *(quantity(ms(value), 4) for value in values)])
+    return table(head, rows, "numbers") if rows else "<p>No request finished.</p>"
+
+
+def slo_html(result: SimulationResult, metrics: Metrics) -> str:
+    """How many requests meet the bounds, all together and one by one."""
+    if not result.slo_ms:
+        return ""
+    found = latencies(result.requests)
+    each = [
+        f"{escape(name.upper())} ≤ {bound:g} ms: {100 * meets(found, {name: bound}).sum() / max(len(result.requests), 1):.1f} %"
+        for name, bound in result.slo_ms.items()
+    ]
+    whole = f"Goodput {quantity(metrics.request_goodput)} req/s: {100 * (metrics.goodput_share or 0):.1f} % of requests meet every bound"
+    return f'<p class="note">{whole} ({"; ".join(each)}).</p>'
+
+
+def step_note(metrics: Metrics) -> str:
+    """Steps in one line."""
+    if not metrics.steps:
+        return '<p class="note">Steps were not recorded in this run.</p>'
+    return (
+        f'<p class="note">{metrics.steps:,} steps; a batch holds {quantity(metrics.batch_requests_mean)} requests and '
+        f"{quantity(metrics.batch_tokens_mean)} tokens on average; steps fill {100 * (metrics.busy_share or 0):.0f} % of the time.</p>"
+    )
+
+
+def replica_table(result: SimulationResult) -> str:
+    """How evenly the replicas were used; nothing for one replica."""
+    if result.replicas < 2:
+        return ""
+    steps, requests = result.steps, result.requests
+    rows = []
+    for r in range(result.replicas):
+        mine, here = np.asarray(requests.replica) == r, np.asarray(steps.replica) == r
+        span_s = (np.asarray(steps.end_ns) - np.asarray(steps.start_ns))[here].sum() / 1e9
+        used = 1 - np.asarray(steps.free_blocks)[here] / max(result.num_gpu_blocks, 1)
+        rows.append(
+            [
+                f"replica {r}",
+                f"{mine.sum():,}",
+                f"{np.asarray(requests.output_tokens)[mine].sum():,}",
+                f"{here.sum():,}",
+                quantity(float(span_s)),
+                f"{100 * used.max():.1f}" if here.any() else "–",
+                f"{np.asarray(requests.preemptions)[mine].sum():,}",
+            ]
+        )
+    head = ["", "requests", "output tokens", "steps", "step time (s)", "peak KV use (%)", "preemptions"]
+    return "<h3>By replica</h3>" + table(head, rows, "numbers")
+
+
+def memory_html(result: SimulationResult) -> str:
+    """The memory sum term by term."""
+    memory = result.memory
+    if memory is None or not memory.terms:
+        return '<p class="note">The memory sum was not part of this run.</p>'
+    rows = [[escape(t.name), f"{t.bytes / GIB:,.2f}", escape(t.note), escape(t.source)] for t in memory.terms]
+    rows.append(["Device memory", f"{memory.device_bytes / GIB:,.2f}", "", ""])
+    pool = f"{result.num_gpu_blocks:,} blocks of {result.block_size} tokens per replica: {result.num_gpu_blocks * result.block_size:,} tokens of KV cache."
+    return (
+        f'<p class="note">{escape(memory.verdict)} {pool}</p><div class="chart" id="memory-chart"></div>'
+        + table(["per GPU", "GiB", "what it is", "source"], rows, "terms")
+    )
+
+
+def workload_html(result: SimulationResult) -> str:
+    """Provenance and digest."""
+    workload = result.workload
+    lines = [*workload.provenance, *workload.notes]
+    text = bullets(lines) if lines else ""
+    return f'{text}<p class="note">SHA-256 of the workload <code>{escape(workload.digest or "not computed")}</code></p>'
+
+
+def assumption_table(result: SimulationResult) -> str:
+    """Every value that was assumed, with its source."""
+    if not result.assumptions:
+        return "<p>None recorded.</p>"
+    rows = [[escape(str(what)), escape(str(value)), escape(str(source))] for what, value, source in result.assumptions]
+    return table(["assumption", "value", "source"], rows, "terms")
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """A plain list."""
+    items = "".join(f"<li>{escape(str(item))}</li>" for item in lines)
+    return f"<ul>{items}</ul>" if items else "<p>Nothing known to be missing.</p>"
+
+
+def run_html(result: SimulationResult) -> str:
+    """Checks, timing, versions and the resolved configuration."""
+    parts = []
+    for name, values in (("Checks", result.checks), ("Time this simulation took (s)", result.timing), ("Versions", result.versions)):
+        if values:
+            items = "".join(f"<dt>{escape(str(key))}</dt><dd>{escape(_short(value))}</dd>" for key, value in plain(values).items())
+            parts.append(f'<div><h3>{name}</h3><dl class="facts">{items}</dl></div>')
+    config = ""
+    if result.config:
+        import yaml
+
+        text = yaml.safe_dump(plain(result.config), sort_keys=False, allow_unicode=True)
+        config = f"<details><summary>Resolved configuration</summary><pre>{escape(text)}</pre></details>"
+    return f'<div class="columns">{"".join(parts)}</div>{config}'
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bool):
+        return "holds" if value else "FAILS"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,23 @@
+"""Finds a scheduler by name: a module of this package with `make(settings, usable_blocks, named_blocks)`."""
+
+import importlib
+import pkgutil
+
+import sim.scheduler
+from sim.deployment.engine import EngineSettings
+from sim.scheduler.base import Scheduler
+
+
+_NOT_SCHEDULERS = {"base", "find"}
+
+
+def scheduler_names() -> list[str]:
+    """The schedulers that exist, by the name that `engine.scheduler` takes."""
+    return sorted(m.name for m in pkgutil.iter_modules(sim.scheduler.__path__) if m.name not in _NOT_SCHEDULERS)
+
+
+def make_scheduler(name: str, settings: EngineSettings, usable_blocks: int, named_blocks: bool) -> Scheduler:
+    """One replica's scheduler. Raises `ValueError` for an unknown name."""
+    if name not in scheduler_names():
+        raise ValueError(f"engine.scheduler: wanted one of {', '.join(scheduler_names())}, got '{name}'")
+    return importlib.import_module(f"sim.scheduler.{name}").make(settings, usable_blocks, named_blocks)

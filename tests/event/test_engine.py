@@ -1,0 +1,200 @@
+"""The exact engine: hand-worked runs, invariants on drawn workloads, determinism."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings as hypothesis_settings, strategies as st
+
+from sim.event.run import run_exact
+from sim.report.result import FINISHED, REJECTED
+from sim.workload.trace import Workload
+
+from .conftest import make_settings, make_table
+
+
+MS = 1_000_000
+
+
+def workload(arrivals_ms, prompts, outputs, **more) -> Workload:
+    return Workload("test", np.array(arrivals_ms) * MS, np.array(prompts), np.array(outputs), **more)
+
+
+def constant(base_s):
+    return make_table(base_s=base_s, token_s=0.0, row_s=0.0)
+
+
+def test_one_request_by_hand():
+    """Steps of 10 ms. Prompt 100 with budget 64: chunks 64 and 36; outputs 3: tokens at 20, 30 and 40 ms."""
+    run = run_exact(workload([0], [100], [3]), make_settings(), constant(10e-3), num_gpu_blocks=100)
+    r, s = run.requests, run.steps
+    assert r.first_token_ns.tolist() == [20 * MS]
+    assert r.finish_ns.tolist() == [40 * MS]
+    assert s.prefill_tokens.tolist() == [64, 36, 0, 0]
+    # attended pairs: 64 * 65 / 2; 36 * 64 + 36 * 37 / 2
+    assert s.prefill_area.tolist() == [2080, 2970, 0, 0]
+    assert s.decodes.tolist() == [0, 0, 1, 1]
+    assert s.decode_sum.tolist() == [0, 0, 101, 102]
+    assert run.itl_ns.tolist() == [10 * MS, 10 * MS]
+
+
+def test_price_counts_tokens_and_rows():
+    """10 ms + 1 ms per token + 5 ms per emitting row: prefill of 4 with its row 19 ms, one decode 16 ms."""
+    table = make_table(base_s=10e-3, token_s=1e-3, row_s=5e-3)
+    run = run_exact(workload([0], [4], [2]), make_settings(), table, num_gpu_blocks=100)
+    assert (run.steps.end_ns - run.steps.start_ns).tolist() == [19 * MS, 16 * MS]
+
+
+def test_arrival_waits_for_the_step_that_is_running():
+    """Second request arrives at 5 ms, during the step [0, 10]: it is scheduled at 10 and has its token at 20 ms."""
+    run = run_exact(workload([0, 5], [10, 10], [3, 1]), make_settings(), constant(10e-3), num_gpu_blocks=100)
+    assert run.requests.scheduled_ns.tolist() == [0, 10 * MS]
+    assert run.requests.first_token_ns.tolist() == [10 * MS, 20 * MS]
+
+
+def test_async_arrival_waits_for_two_steps():
+    """Two batches in flight: at 5 ms, batch 0 runs and batch 1 is issued; the arrival rides in batch 2 [20, 30]."""
+    settings = make_settings(async_scheduling=True)
+    run = run_exact(workload([0, 5], [10, 10], [4, 1]), settings, constant(10e-3), num_gpu_blocks=100)
+    assert run.requests.scheduled_ns.tolist() == [0, 10 * MS]
+    assert run.requests.first_token_ns.tolist() == [10 * MS, 30 * MS]
+    assert run.requests.finish_ns.tolist() == [40 * MS, 30 * MS]
+
+
+def test_async_seat_is_refilled_two_batches_later():
+    """One seat. The first request's last token is in batch 1 [10, 20]; batch 2 is empty, so the seat is taken at 20 ms.
+
+    The call that scheduled the empty batch sleeps 1 ms first.
+    """
+    profile = dataclasses.replace(make_settings().profile, idle_sleep_s=1e-3)
+    settings = make_settings(async_scheduling=True, max_num_seqs=1, profile=profile)
+    run = run_exact(workload([0, 0], [10, 10], [2, 1]), settings, constant(10e-3), num_gpu_blocks=100)
+    assert run.requests.finish_ns.tolist() == [20 * MS, 31 * MS]
+
+
+def test_preemption_by_hand():
+    """Block of 16, 3 usable. Two prompts of 16 take 1 block each; both decode and want a second one at once.
+
+    One is free: the later request is preempted and starts again with its 16 + 1 tokens when the first has ended.
+    """
+    settings = make_settings()
+    run = run_exact(workload([0, 0], [16, 16], [8, 8]), settings, constant(10e-3), num_gpu_blocks=4)
+    assert run.requests.preemptions.tolist() == [0, 1]
+    assert run.steps.preempted.tolist()[:3] == [0, 1, 0]
+    assert run.requests.finish_ns[0] == 80 * MS
+    # the victim recomputes 17 tokens in the step [80, 90] and emits tokens 2..8 from there
+    assert run.requests.finish_ns[1] == 150 * MS
+    assert run.steps.prefill_tokens.tolist()[8] == 17
+
+
+def test_closed_loop_keeps_the_limit():
+    """Concurrency 2: request 2 is sent when the first of the others ends."""
+    w = workload([0, 0, 0], [10, 10, 10], [2, 4, 1], concurrency=2)
+    run = run_exact(w, make_settings(), constant(10e-3), num_gpu_blocks=100)
+    assert run.requests.arrival_ns.tolist() == [0, 0, 20 * MS]
+    assert run.requests.first_token_ns.tolist()[2] == 30 * MS
+
+
+def test_what_can_never_fit_is_rejected():
+    """3 usable blocks hold 48 tokens: 40 + 10 - 1 = 49 does not fit, 40 + 9 - 1 does; 512 tokens leave no room to emit."""
+    w = workload([0, 0, 0], [40, 40, 512], [10, 9, 1])
+    run = run_exact(w, make_settings(), constant(10e-3), num_gpu_blocks=4)
+    assert run.requests.status.tolist() == [REJECTED, FINISHED, REJECTED]
+
+
+def test_outputs_are_cut_at_the_models_length():
+    run = run_exact(workload([0], [500], [100]), make_settings(), constant(1e-3), num_gpu_blocks=100)
+    assert run.requests.output_tokens.tolist() == [12]
+
+
+@pytest.mark.parametrize("router", ["round_robin", "least_outstanding", "random"])
+def test_routers_serve_everybody(router):
+    rng = np.random.default_rng(0)
+    w = workload(np.sort(rng.integers(0, 200, 60)), rng.integers(1, 100, 60), rng.integers(1, 30, 60))
+    run = run_exact(w, make_settings(), constant(3e-3), num_gpu_blocks=50, replicas=3, router=router, seed=1)
+    assert (run.requests.status == FINISHED).all()
+    assert set(run.requests.replica.tolist()) == {0, 1, 2}
+
+
+def test_unknown_router_is_named():
+    with pytest.raises(ValueError, match="deployment.router: wanted one of round_robin, .* got 'fastest'"):
+        run_exact(workload([0], [1], [1]), make_settings(), constant(1e-3), num_gpu_blocks=9, router="fastest")
+
+
+def test_prefix_is_found_again():
+    """Second prompt repeats the first one's 40 tokens: 2 full blocks of 16 are found, 8 tokens are computed."""
+    ids = (np.arange(40), np.arange(40))
+    w = workload([0, 50], [40, 40], [2, 2], token_ids=ids)
+    on = run_exact(w, make_settings(prefix_caching=True), constant(10e-3), num_gpu_blocks=100)
+    off = run_exact(w, make_settings(prefix_caching=False), constant(10e-3), num_gpu_blocks=100)
+    assert on.requests.cached_tokens.tolist() == [0, 32]
+    assert off.requests.cached_tokens.tolist() == [0, 0]
+    assert on.steps.prefill_tokens.sum() == 40 + 8
+
+
+drawn = st.lists(
+    st.tuples(st.integers(0, 300), st.integers(1, 150), st.integers(1, 60)), min_size=1, max_size=30
+)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(
+    rows=drawn,
+    blocks=st.integers(6, 40),
+    seats=st.integers(1, 8),
+    asynchronous=st.booleans(),
+    reserve=st.booleans(),
+    concurrency=st.one_of(st.none(), st.integers(1, 5)),
+    replicas=st.integers(1, 3),
+)
+def test_drawn_workloads_conserve(rows, blocks, seats, asynchronous, reserve, concurrency, replicas):
+    """Under pressure of every kind: all end, tokens and blocks are conserved (checked inside), runs repeat exactly."""
+    rows = sorted(rows)
+    w = workload(*map(list, zip(*rows, strict=True)), concurrency=concurrency)
+    settings = make_settings(async_scheduling=asynchronous, reserve_full_input=reserve, max_num_seqs=seats)
+    table = make_table()
+    run = run_exact(w, settings, table, num_gpu_blocks=blocks, replicas=replicas)
+    again = run_exact(w, settings, table, num_gpu_blocks=blocks, replicas=replicas)
+    for field in dataclasses.fields(run.requests):
+        assert np.array_equal(getattr(run.requests, field.name), getattr(again.requests, field.name))
+    done = run.requests.status == FINISHED
+    assert run.itl_count.sum() == (run.requests.output_tokens[done] - 1).sum()
+    # all gaps of a request telescope to the time between its first and last token
+    spans = (run.requests.finish_ns - run.requests.first_token_ns)[done].sum()
+    assert (run.itl_ns * run.itl_count).sum() == spans
+    assert run.steps.running.max(initial=0) <= seats
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(rows=drawn, blocks=st.integers(8, 40), asynchronous=st.booleans(), reserve=st.booleans())
+def test_counted_and_named_blocks_decide_alike(rows, blocks, asynchronous, reserve):
+    """With content that never repeats, blocks with identity and counted blocks give the same run."""
+    rows = sorted(rows)
+    columns = list(map(list, zip(*rows, strict=True)))
+    ids = tuple(np.arange(p) + 10_000 * i for i, p in enumerate(columns[1]))
+    settings = make_settings(async_scheduling=asynchronous, reserve_full_input=reserve, max_num_seqs=5)
+    counted = run_exact(workload(*columns), settings, make_table(), num_gpu_blocks=blocks)
+    named = run_exact(
+        workload(*columns, token_ids=ids),
+        dataclasses.replace(settings, prefix_caching=True),
+        make_table(),
+        num_gpu_blocks=blocks,
+    )
+    if counted.requests.preemptions.sum() == 0:  # a preempted request finds its own blocks again
+        assert np.array_equal(counted.requests.finish_ns, named.requests.finish_ns)
+        assert np.array_equal(counted.steps.free_blocks, named.steps.free_blocks)
+    assert (named.requests.status == counted.requests.status).all()
+
+
+def test_littles_law():
+    """L = lambda W for the running set: the step log's running x duration sums to the requests' stays in running.
+
+    Without preemption a request runs from the step that admits it to the end of the step that finishes it.
+    """
+    rng = np.random.default_rng(3)
+    n = 300
+    w = workload(np.cumsum(rng.integers(1, 20, n)), rng.integers(1, 120, n), rng.integers(1, 40, n))
+    run = run_exact(w, make_settings(), make_table(), num_gpu_blocks=200)
+    r, s = run.requests, run.steps
+    assert s.preempted.sum() == 0
+    assert (s.running * (s.end_ns - s.start_ns)).sum() == (r.finish_ns - r.scheduled_ns).sum()
