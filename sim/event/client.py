@@ -7,11 +7,15 @@ from sim.scheduler.base import Batch, Request
 from sim.workload.trace import Workload
 
 
+NEVER = 1 << 62
+
+
 class Client:
     """Sends a workload in order, at most `concurrency` requests outstanding, and keeps each one's times.
 
     Request i is sent at its planned arrival, in a closed loop of K at `max(arrival, end of the (i - K + 1)-th
-    request to end)`. `pickup_ns` passes between sending and the engine's input queue.
+    request to end)`. `pickup_ns` passes between sending and the engine's input queue; `next_ns` is when the next
+    request gets there, `NEVER` while all are sent or as many as may be are outstanding.
     """
 
     def __init__(self, workload: Workload, pickup_ns: int = 0):
@@ -34,31 +38,31 @@ class Client:
         self._status = [ABORTED] * count
         self._last_token_ns: dict[int, int] = {}
         self.resumed_itl_ns: list[int] = []
+        self._find_next()
 
-    @property
-    def next_send_ns(self) -> int | None:
-        """When the next request is sent, or None: all are sent, or as many as may be are outstanding."""
+    def _find_next(self) -> None:
         i = self.sent
-        if i == len(self._planned):
-            return None
-        if i < self._limit:
-            return self._planned[i]
-        if i - self._limit < len(self._ends):
-            return max(self._planned[i], self._ends[i - self._limit])
-        return None
+        waited_for = i - self._limit
+        if i == len(self._planned) or waited_for >= len(self._ends):
+            self._send_ns = self.next_ns = NEVER
+        else:
+            self._send_ns = self._planned[i] if waited_for < 0 else max(self._planned[i], self._ends[waited_for])
+            self.next_ns = self._send_ns + self.pickup_ns
 
     def send(self, replica: int, outputs: int) -> None:
         """Send the next request to a replica, for `outputs` tokens."""
         i = self.sent
-        self._arrival_ns[i] = self.next_send_ns
+        self._arrival_ns[i] = self._send_ns
         self._replica[i] = replica
         self._outputs[i] = outputs
         self.sent = i + 1
+        self._find_next()
 
     def rejected(self, now_ns: int) -> None:
         """The engine refuses the request that was sent last."""
         self._status[self.sent - 1] = REJECTED
         self._ends.append(now_ns)
+        self._find_next()
 
     def queued(self, request: Request, now_ns: int) -> None:
         """The engine loop took the request up."""
@@ -87,6 +91,8 @@ class Client:
             self._preemptions[i] = request.preemptions
             self._cached[i] = request.cached
             self._ends.append(now_ns)
+        if batch.finishing and self.next_ns == NEVER:
+            self._find_next()
 
     def table(self) -> RequestTable:
         """What happened to each request, in arrival order."""

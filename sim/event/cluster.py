@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from sim.event.client import Client
+from sim.event.client import NEVER, Client
 from sim.event.replica import Replica
 from sim.event.router import Router
 from sim.scheduler.base import Request
@@ -43,7 +43,7 @@ def run_cluster(
     idle_turns = 0
 
     def take_arrivals(now_ns: int) -> None:
-        while (at := client.next_send_ns) is not None and at + client.pickup_ns <= now_ns:
+        while (at := client.next_ns) <= now_ns:
             i = client.sent
             allowed = admit(prompts[i], outputs[i])
             if allowed is None:
@@ -59,20 +59,19 @@ def run_cluster(
                 heappush(heap, (now_ns, target, events))
 
     while True:
-        at = client.next_send_ns
-        if heap and (at is None or heap[0][0] < at + client.pickup_ns):
+        at = client.next_ns
+        if heap and heap[0][0] <= at:
             now_ns, index, _ = heappop(heap)
-        elif at is not None:
-            now_ns, index = at + client.pickup_ns, -1
-            if heap and heap[0][0] == now_ns:
-                _, index, _ = heappop(heap)
+        elif at != NEVER:
+            now_ns, index = at, -1
         else:
             return events
         events += 1
         if index >= 0:
             replica = replicas[index]
             replica.complete(now_ns)
-            take_arrivals(now_ns)
+            if client.next_ns <= now_ns:
+                take_arrivals(now_ns)
             following = replica.call(now_ns)
             if following is not None:
                 idle_turns = idle_turns + 1 if following == now_ns else 0

@@ -4,6 +4,7 @@ A scheduler never sees a clock. The engine tells it of arrivals and completed ba
 batches. So it can be driven step by step in a test, and replayed against a recorded engine.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -92,12 +93,12 @@ class Batch:
         self.prefill_kv_tokens = self.prefill_max_tokens = 0
         self.decodes = self.decode_sum = self.decode_max = self.decode_sumsq = 0
         self.emitting = self.running = self.waiting = self.free_blocks = 0
-        self.admitted: list[Request] = []
-        self.emitted: list[Request] = []
-        self.finishing: list[Request] = []
-        self.preempted: list[Request] = []
-        self.interrupted: list[Request] = []
-        self.filled: list[tuple[Request, int]] = []
+        self.admitted: Sequence[Request] = ()
+        self.emitted: Sequence[Request] = ()
+        self.finishing: Sequence[Request] = ()
+        self.preempted: Sequence[Request] = ()
+        self.interrupted: Sequence[Request] = ()
+        self.filled: Sequence[tuple[Request, int]] = ()
 
     @property
     def tokens(self) -> int:
@@ -132,7 +133,7 @@ class Scheduler(Protocol):
     def schedule(self) -> Batch:
         """Decide the next batch; it may be empty."""
 
-    def complete(self, batch: Batch) -> list[Request]:
+    def complete(self, batch: Batch) -> Sequence[Request]:
         """Process the output of the oldest open batch; return the requests that ended with it."""
 
     @property

@@ -13,6 +13,7 @@ running while rows are served from its front, so a row once served is never a vi
 """
 
 from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from sim.memory.blocks import CountedBlocks
@@ -98,16 +99,16 @@ class ContinuousBatching:
         if ending:
             for request in ending:
                 self._leave_decoding(request)
-            batch.finishing = ending + batch.finishing
-        for request in batch.emitted:
-            if request.left > 1:
+            batch.finishing = ending
+        if batch.emitted:
+            for request in batch.emitted:
                 self._join_decoding(request)
         batch.running = len(self.running)
         batch.waiting = len(self.waiting)
         batch.free_blocks = self.blocks.free
         return batch
 
-    def complete(self, batch: Batch) -> list[Request]:
+    def complete(self, batch: Batch) -> Sequence[Request]:
         """Free the seats and blocks of the requests that got their last token from `batch`."""
         if self.register_on_output:
             for request, tokens in batch.filled:
@@ -140,9 +141,12 @@ class ContinuousBatching:
                     self.blocks.register(request, tokens)
 
     def _join_decoding(self, request: Request) -> None:
-        """From the next call on, one row per call until `last_step`."""
+        """Its prefill completes in this call: from the next one on it has a row per call, until `last_step`."""
         request.key = key = request.target - self._call
         request.last_step = last = self._call + request.left - 1
+        if request.left == 1:
+            self._batch.finishing = [*self._batch.finishing, request]
+            return
         self._decodes += 1
         self._key_sum += key
         self._key_squares += key * key
@@ -182,12 +186,12 @@ class ContinuousBatching:
                 request.target += emitted
                 request.left -= emitted
             request.last_step = -1
-            self._batch.interrupted.append(request)
+            self._batch.interrupted = [*self._batch.interrupted, request]
         self.blocks.release(request, held)
         request.computed = 0
         request.preemptions += 1
         self.waiting.appendleft(request)
-        self._batch.preempted.append(request)
+        self._batch.preempted = [*self._batch.preempted, request]
         return request
 
     def _continue_partial(self, batch: Batch, budget: int) -> int:
@@ -203,12 +207,14 @@ class ContinuousBatching:
         batch.add_chunk(prior, chunk)
         if request.computed == request.target:
             self._partial = None
-            self._emit(batch, request)
+            batch.emitted = [request]
         return chunk
 
     def _admit(self, batch: Batch, budget: int) -> None:
         """Take the head of the queue while seats, budget and blocks last; nobody passes a blocked head."""
         waiting, running, blocks = self.waiting, self.running, self.blocks
+        admitted: list[Request] = []
+        emitted = list(batch.emitted)
         passed_over: list[Request] = []
         while waiting and budget > 0 and len(running) < self.max_num_seqs:
             request = waiting[0]
@@ -231,18 +237,12 @@ class ContinuousBatching:
             if request.preemptions == 0:
                 request.cached = cached
             budget -= chunk
-            batch.admitted.append(request)
+            admitted.append(request)
             batch.add_chunk(cached, chunk)
             if request.computed == request.target:
-                self._emit(batch, request)
+                emitted.append(request)
             else:
                 self._partial = request
+        if admitted:
+            batch.admitted, batch.emitted = admitted, emitted
         waiting.extendleft(passed_over)  # vLLM 0.10 puts them back in reversed order
-
-    def _emit(self, batch: Batch, request: Request) -> None:
-        """The prefill completes in this call: its output is a token."""
-        batch.emitted.append(request)
-        if request.left == 1:
-            request.key = request.target - self._call
-            request.last_step = self._call
-            batch.finishing.append(request)
