@@ -30,11 +30,33 @@ EDGES: Grid = (  # narrow around the median, p90 and p99, where a profile is jud
     *(0.75, 0.8, 0.84, 0.87, 0.895, 0.905, 0.93, 0.95, 0.97, 0.98, 0.987, 0.993, 1),
 )
 LEVELS: Grid = (
-    *(0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.84, 0.87),
+    *(
+        0,
+        0.01,
+        0.03,
+        0.06,
+        0.1,
+        0.15,
+        0.2,
+        0.25,
+        0.3,
+        0.35,
+        0.4,
+        0.45,
+        0.5,
+        0.55,
+        0.6,
+        0.65,
+        0.7,
+        0.75,
+        0.8,
+        0.84,
+        0.87,
+    ),
     *(0.9, 0.92, 0.94, 0.955, 0.965, 0.975, 0.982, 0.988, 0.992, 0.996, 1),
 )
-CAPPED_EDGES: Grid = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 0.987, 0.993, 1)
-CAPPED_LEVELS: Grid = (*LEVELS[:-6], 0.98, *(round(0.983 + 0.001 * i, 3) for i in range(12)), 1)
+CAPPED_EDGES: Grid = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9875, 0.9925, 1)
+CAPPED_LEVELS: Grid = (*LEVELS[:-6], 0.97, *(round(0.977 + 0.001 * i, 3) for i in range(23)), 1)
 COARSE_LEVELS: Grid = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
 
 
@@ -156,8 +178,12 @@ RECIPES = {
         "Apache-2.0",
         f"{FILTER}; its outputs are far longer than ShareGPT's first answers (vLLM's benchmark prints about 200)",
     ),
-    "azure-code": Recipe(lengths_csv("AzureLLMInferenceTrace_2023_code.csv", (1, 2)), f"{AZURE}_code (2023)", "CC-BY-4.0"),
-    "azure-conv": Recipe(lengths_csv("AzureLLMInferenceTrace_2023_conv.csv", (1, 2)), f"{AZURE}_conv (2023)", "CC-BY-4.0"),
+    "azure-code": Recipe(
+        lengths_csv("AzureLLMInferenceTrace_2023_code.csv", (1, 2)), f"{AZURE}_code (2023)", "CC-BY-4.0"
+    ),
+    "azure-conv": Recipe(
+        lengths_csv("AzureLLMInferenceTrace_2023_conv.csv", (1, 2)), f"{AZURE}_conv (2023)", "CC-BY-4.0"
+    ),
     "reasoning": Recipe(
         lengths_csv("lens_deepseek-r1.csv"),
         "openshift-psap/performance-dashboard, datasets/summaries/deepseek-r1.csv (MLPerf inference DeepSeek-R1)",
@@ -189,7 +215,9 @@ RECIPES = {
         "microsoft/vidur, data/processed_traces/arxiv_summarization_stats_llama2_tokenizer_filtered_v2.csv",
         "MIT",
     ),
-    "mooncake-conversation": Recipe(mooncake, "kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl", "Apache-2.0"),
+    "mooncake-conversation": Recipe(
+        mooncake, "kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl", "Apache-2.0"
+    ),
 }
 
 

@@ -6,12 +6,12 @@ of a launcher like every other choice.
 
 import hashlib
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from conf.mistakes import did_you_mean, nearest
 from conf.schema import GROUPS
+from sim.model.read import by_hub_name
 
 
 REGISTERED: dict[str, str] = {}  # `group/name` of a registered choice -> its file
@@ -30,24 +30,18 @@ def looks_like_file(choice: str) -> bool:
     )
 
 
-@cache
-def hf_ids() -> dict[str, str]:
-    """Catalogue name by HuggingFace id, from the `hf_id` lines of `conf/model/*.yaml`."""
-    found: dict[str, str] = {}
-    for path in sorted((Path(__file__).parent / "model").glob("*.yaml")):
-        named = re.search(r"^hf_id:\s*['\"]?([^'\"#\s]+)", path.read_text(), re.MULTILINE)
-        if named:
-            found.setdefault(named[1], path.stem)
-    return found
+def choices(group: str) -> list[str]:
+    """The shipped choices of a group, in alphabetical order."""
+    return sorted(path.stem for path in (Path(__file__).parent / group).glob("*.yaml"))
 
 
 def by_hf_id(hf_id: str) -> str:
     """The catalogue's name for a HuggingFace id, case ignored; `ValueError` with the nearest if it has none."""
-    known = hf_ids()
-    name = {key.lower(): value for key, value in known.items()}.get(hf_id.lower())
+    known = by_hub_name()
+    name = known.get(hf_id.lower())
     if name is None:
         raise ValueError(
-            f"the catalogue has no model with the HuggingFace id {hf_id}{did_you_mean(nearest(hf_id, list(known)))} "
+            f"the catalogue has no model with the HuggingFace id {hf_id}{did_you_mean(nearest(hf_id, known))} "
             "Otherwise download its config.json and give its path, model=PATH/config.json."
         )
     return name

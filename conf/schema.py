@@ -47,6 +47,16 @@ class SimulateConf:
     results: str | None = None
 
 
+SCHEMAS: dict[str, type] = {
+    "model": ModelConf,
+    "hardware": DeviceConf,
+    "workload": WorkloadConf,
+    "engine": EngineConf,
+    "deployment": DeploymentConf,
+    "slo": SloConf,
+}
+
+
 def register() -> None:
     """Make the schema known to Hydra as `schema`, the first entry of `conf/config.yaml`'s defaults."""
     from hydra.core.config_store import ConfigStore

@@ -1,6 +1,6 @@
 """Makes `.venv`: an environment with exactly the versions of `requirements.txt`, and this project in it.
 
-Called by `scripts/environment.sh` with the interpreter to use: `install.py ROOT STAMP`. Needs the standard library only.
+Called by `scripts/environment.sh` with the interpreter to use: `install.py ROOT STAMP`. Standard library only.
 Two at once: the second waits for the first, then finds the work done.
 """
 

@@ -4,7 +4,6 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -86,7 +85,7 @@ class AnalyticCost(CostModel):
         device_s = gemm_total_s + moe_total_s + elementwise_total_s + collective_total_s
 
         attention_bytes, attention_flops = attention_work(jnp, plan, stats)
-        moved = jnp.sum(slots.count * gemm_bytes(rows, slots) * (rows > 0.0), axis=-1)
+        moved = jnp.sum(slots.count * jnp.where(rows > 0.0, gemm_bytes(rows, slots), 0.0), axis=-1)
         moved = moved + jnp.sum(plan.moe.count * moe_bytes(tokens, plan.moe), axis=-1) + attention_bytes
         routed = plan.moe.top_k * plan.moe.local_experts / jnp.maximum(plan.moe.experts, 1.0)
         expert_flops = 2.0 * plan.moe.count * routed * plan.moe.matrices * plan.moe.hidden * plan.moe.inter

@@ -70,7 +70,9 @@ def gemm_s(
         depth = k / split
         compute_s = 2.0 * tm * tn * depth / (constants.tile_share[index] * unit_rate)
         load_s = (tm * slots.input_bytes + tn * slots.weight_bytes_per_param) * depth / unit_stream
-        block_s = constants.prologue_s + constants.epilogue_s * (tm * tn / TILE_OUTPUTS) + jnp.maximum(compute_s, load_s)
+        block_s = (
+            constants.prologue_s + constants.epilogue_s * (tm * tn / TILE_OUTPUTS) + jnp.maximum(compute_s, load_s)
+        )
         partial_bytes = jnp.where(split > 1.0, 4.0 * split * m * n, 0.0)
         total = waves * block_s + jnp.where(split > 1.0, constants.split_s, 0.0) + partial_bytes / stream
         best = total if best is None else jnp.minimum(best, total)

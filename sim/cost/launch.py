@@ -21,9 +21,7 @@ def exposed_launch_s(
     """Seconds of launching that the device waits for; 0 for no tokens. `device_s`: its work on the same step."""
 
     def of_mode(values):
-        return jnp.where(
-            graph_mode > 1.5, values[..., 2], jnp.where(graph_mode > 0.5, values[..., 1], values[..., 0])
-        )
+        return jnp.where(graph_mode > 1.5, values[..., 2], jnp.where(graph_mode > 0.5, values[..., 1], values[..., 0]))
 
     late = jnp.maximum(of_mode(device.launch_s) - device_s, 0.0)
     return jnp.where(tokens > 0.0, of_mode(device.gap_s) + late, 0.0)

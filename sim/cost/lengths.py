@@ -246,7 +246,9 @@ def windowed_chunk(xp, seen, chunk, chunks, context, deepest, window, chunked):
     return reach, xp.minimum(context, chunks * (chunk + window)), xp.minimum(deepest, window)
 
 
-def recurrent_kind_s(xp, kind: RecurrentTerms, prefill_tokens: Number, prefill_chunks: Number, decodes: Number) -> Number:
+def recurrent_kind_s(
+    xp, kind: RecurrentTerms, prefill_tokens: Number, prefill_chunks: Number, decodes: Number
+) -> Number:
     """Seconds of the `count` state layers of one kind: states streamed once per sequence, chunked scan per token."""
     sequences = prefill_chunks + decodes
     busy_s = kind.floor_s + kind.sequence_s * sequences + kind.token_s * prefill_tokens

@@ -38,7 +38,8 @@ class EngineProfile:
     - `graph_mode`: default mode. `graph_memory_in_budget`: graphs are taken off the KV budget.
     - `default_gpu_memory_utilization`: 0 where the engine computes it (SGLang).
     - `memory_rule`: whose sum it is: `vllm`, `sglang` or `trtllm`.
-    - `groups_rule`: version of the rules that turn layers into KV-cache groups.
+    - `groups_rule`: version of the rules that turn layers into KV-cache groups. `hybrid_chunked`: chunked-local
+      layers get groups of their own (otherwise they keep everything).
     - `limits`: default limits; `other_tokens`, `other_seqs`: those of any other usage.
     - `tokens_capped_always`: the default `max_num_batched_tokens` never exceeds `max_num_seqs` x length.
     - `skip_oversized`: without chunked prefill, a prompt that exceeds the rest of the budget is passed over.
@@ -60,6 +61,7 @@ class EngineProfile:
     default_gpu_memory_utilization: float = 0.9
     memory_rule: str = "vllm"
     groups_rule: str = "0.10.2"
+    hybrid_chunked: bool = False
     limits: list[LimitTier] = field(default_factory=list)
     other_tokens: int = 2048
     other_seqs: int = 128

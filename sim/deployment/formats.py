@@ -52,5 +52,7 @@ def efficiency(dtype: str, device: DeviceConf) -> float:
     if dtype in shares:
         return shares[dtype]
     if not shares:
-        raise ValueError(f"{device.name} has no hardware.matmul_efficiency; add the share of its peak that products reach.")
+        raise ValueError(
+            f"{device.name} has no hardware.matmul_efficiency; add the share of its peak that products reach."
+        )
     return min(shares.values())

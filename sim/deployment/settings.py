@@ -4,7 +4,7 @@ import re
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from importlib import resources
 from typing import Any
 
 import yaml
@@ -18,7 +18,7 @@ from sim.model.spec import ModelSpec
 from sim.units import GIB, MIB
 
 
-PROFILES = Path(__file__).resolve().parents[2] / "conf" / "engine"
+PROFILES = resources.files("conf") / "engine"
 
 # Bytes per cached element by the engines' own names of the type.
 KV_DTYPES = {
@@ -47,7 +47,7 @@ def version_key(version: str) -> tuple[int, ...]:
 
 def engine_names() -> list[str]:
     """Names of the shipped profiles, `engine-version`, in order of engine and version."""
-    names = (path.stem for path in PROFILES.glob("*-*.yaml"))
+    names = (file.name.removesuffix(".yaml") for file in PROFILES.iterdir() if file.name.endswith(".yaml"))
     return sorted(names, key=lambda name: (name.partition("-")[0], version_key(name.partition("-")[2])))
 
 
@@ -79,7 +79,7 @@ def _fields(stem: str) -> dict[str, Any]:
     content = yaml.safe_load((PROFILES / f"{stem}.yaml").read_text())
     merged: dict[str, Any] = {}
     for base in content.pop("defaults", []):
-        if isinstance(base, str) and (PROFILES / f"{base}.yaml").exists():
+        if base in engine_names():
             merged = _merge(merged, _fields(base))
     return _merge(merged, content)
 

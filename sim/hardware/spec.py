@@ -15,7 +15,7 @@ TOPOLOGIES = ("switch", "mesh", "torus")
 class LinkConf:
     """One link of a device: latency and bandwidth, per direction.
 
-    `kind` names the technology (NVLink, NVLink-C2C, xGMI, ICI, NeuronLink, HCCS, PCIe, RoCE, InfiniBand ..., or `none`).
+    `kind` names the technology (NVLink, xGMI, ICI, NeuronLink, HCCS, PCIe, RoCE, InfiniBand ..., or `none`).
     `bytes_per_s` is what one device can send with all its ports. `topology` says how much of it a smaller
     group can use: `switch` all of it, `mesh` one share per peer of the group, `torus` the ports (`ports` in
     all) whose axes the group spans. `max_group` devices share the link's domain; 0 means no limit.

@@ -123,7 +123,7 @@ class CacheLayout:
 
 
 def layer_caches(specs: Iterable[CacheSpec]) -> tuple[LayerCache, ...]:
-    """Equal caches of a rank's layers counted together, in order of first occurrence; layers without a cache left out."""
+    """Equal caches of a rank counted together, in order of first occurrence; layers that keep nothing are left out."""
     counts: dict[LayerCache, int] = {}
     for spec in specs:
         if spec.bytes_per_token or spec.state_bytes:
@@ -133,7 +133,7 @@ def layer_caches(specs: Iterable[CacheSpec]) -> tuple[LayerCache, ...]:
 
 
 def state_block_size(layers: Sequence[LayerCache], block_size: int) -> int:
-    """Block size of the attention layers beside recurrent ones: the smallest multiple of 16 whose page holds a state."""
+    """Block size of attention beside recurrent layers: the smallest multiple of 16 whose page holds a state."""
     states = [layer.state_bytes for layer in layers if layer.kind == "mamba"]
     tokens = [layer.bytes_per_token for layer in layers if layer.kind != "mamba"]
     if not states or not tokens:
@@ -213,7 +213,7 @@ def _unify(rule: str, group: CacheGroup, largest: int) -> CacheGroup:
 
 
 def _size(rule: str, groups: Sequence[CacheGroup]) -> int:
-    """Layers per group: those of the rarest kind; from 0.19 those of the commonest if it is less than 1.5 times that."""
+    """Layers per group: those of the rarest kind, or from 0.19 of the commonest if that is under 1.5 times as many."""
     fewest, most = min(g.layers for g in groups), max(g.layers for g in groups)
     return most if rule != "0.10.2" and most < 1.5 * fewest else fewest
 

@@ -92,6 +92,10 @@ class Config:
         value = self.mapping(*names, default=None)
         return None if value is None else Config(value, f"{self.where}, {names[0]}")
 
+    def repeats(self, *names: str) -> None:
+        """Mark keys that only repeat what others say in this family."""
+        self.used.update(names)
+
     def left_over(self) -> tuple[str, ...]:
         """Keys that nobody read and that could matter; ValueError if one looks like a key that was wanted.
 

@@ -42,7 +42,8 @@ class MoE:
     """`experts` MLPs of `inter` units, `top_k` per token, and a shared expert of `shared_inter` units for every token.
 
     The router is on every rank. `router_bias` is one number per expert (a bias or a balance correction);
-    `shared_gate` a hidden-to-1 gate on the shared expert.
+    `shared_gate` a hidden-to-1 gate on the shared expert. `latent`: experts work in a space of this size, with
+    projections to and from it on every rank.
     `expert_parallel` ranks hold whole experts; otherwise tensor parallelism divides the units of each expert.
     """
 
@@ -54,12 +55,16 @@ class MoE:
     router_bias: bool = False
     shared_inter: int = 0
     shared_gate: bool = False
+    latent: int | None = None
     formats: Formats = field(default_factory=Formats)
 
     def linears(self, hidden: int, tensor_parallel: int) -> tuple[Linear, ...]:
         """Router, and the shared expert's gate_up (or up), down and gate; routed experts are in `routed`."""
         router = self.formats.of("router")
         parts = [Linear("router", hidden, self.experts, router.dtype, router.bytes_per_param)]
+        if self.latent is not None:
+            parts.append(linear("latent_down", hidden, self.latent, self.formats))
+            parts.append(linear("latent_up", self.latent, hidden, self.formats))
         if self.shared_inter:
             inter = share(self.shared_inter, "shared-expert units", tensor_parallel)
             first = ("shared_gate_up", 2 * inter) if self.gated else ("shared_up", inter)
@@ -84,7 +89,7 @@ class MoE:
             experts=self.experts,
             local_experts=local,
             top_k=self.top_k,
-            hidden=hidden,
+            hidden=self.latent or hidden,
             inter=inter,
             matrices=3 if self.gated else 2,
             dtype=stored.dtype,

@@ -64,22 +64,96 @@ PREFIXES = (
 SUFFIXES = ("_dropout", "_eps", "_epsilon", "_token_id", "_token_index", "_coef", "_pdrop", "_scaling_factor")
 
 NAMES = frozenset(
-    """
-    architectures auto_map model_type chunk_size_feed_forward add_cross_attention cross_attention_hidden_size
-    bad_words_ids activation_function hidden_act hidden_activation mlp_hidden_act mamba_hidden_act pretraining_tp
-    ep_size n_group topk_group norm_topk_prob scoring_func topk_method seq_aux rope_interleave rope_theta
-    indexer_rope_interleave swiglu_limit rescale_prenorm_residual residual_in_fp32 num_logits_to_keep
-    attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar rope_local_base_freq cache_implementation
-    ignore_index boi_token_index eoi_token_index mm_tokens_per_image projector_hidden_act multimodal_projector_bias
-    spatial_merge_size text_config vision_config audio_config attn_scale floor_scale attn_temperature_tuning nope
-    embedding_multiplier residual_multiplier attention_multiplier logits_scaling lm_head_multiplier
-    attn_pdrop resid_pdrop layer_norm_epsilon scale_attn_weights reorder_and_upcast_attn scale_attn_by_inverse_layer_idx
-    router_z_loss_coef input_jitter_noise routed_scaling_factor first_k_dense_replace_bias mamba_chunk_size chunk_size
-    hidden_dropout init_std layerdrop do_layer_norm_before dropout attention_dropout norm_expert_weight use_qk_norm_eps
-    initial_context_length rope_ratio dtype torch_dtype hidden_dim_multiplier auto_class max_window_layers
-    use_sliding_window mlp_only_layers intermediate_size_bias qk_nope_head_norm original_max_position_embeddings
-    interleave_moe_layer mamba_d_ssm_bias use_unified_vision_chunk media_placeholder_token_id use_bidirectional_attention
-    """.split()
+    {
+        "activation_function",
+        "add_cross_attention",
+        "architectures",
+        "att_impl_type",
+        "attention_dropout",
+        "attention_multiplier",
+        "attn_logit_softcapping",
+        "attn_pdrop",
+        "attn_scale",
+        "attn_temperature_tuning",
+        "audio_config",
+        "auto_class",
+        "auto_map",
+        "bad_words_ids",
+        "boi_token_index",
+        "cache_implementation",
+        "chunk_size",
+        "chunk_size_feed_forward",
+        "cross_attention_hidden_size",
+        "do_layer_norm_before",
+        "dropout",
+        "dtype",
+        "embedding_multiplier",
+        "eoi_token_index",
+        "ep_size",
+        "final_logit_softcapping",
+        "floor_scale",
+        "hidden_act",
+        "hidden_activation",
+        "hidden_dropout",
+        "ignore_index",
+        "index_share_for_mtp_iteration",
+        "index_skip_topk_offset",
+        "indexer_rope_interleave",
+        "init_std",
+        "initial_context_length",
+        "input_jitter_noise",
+        "layer_norm_epsilon",
+        "layerdrop",
+        "lm_head_multiplier",
+        "logits_scaling",
+        "mamba_chunk_size",
+        "mamba_hidden_act",
+        "max_window_layers",
+        "media_placeholder_token_id",
+        "mlp_hidden_act",
+        "mlp_only_layers",
+        "mm_tokens_per_image",
+        "model_type",
+        "moe_router_activation",
+        "moe_router_dtype",
+        "mtp_use_dedicated_embeddings",
+        "multimodal_projector_bias",
+        "n_group",
+        "norm_expert_weight",
+        "norm_topk_prob",
+        "num_logits_to_keep",
+        "original_max_position_embeddings",
+        "pretraining_tp",
+        "projector_hidden_act",
+        "query_pre_attn_scalar",
+        "reorder_and_upcast_attn",
+        "rescale_prenorm_residual",
+        "resid_pdrop",
+        "residual_in_fp32",
+        "residual_multiplier",
+        "rope_interleave",
+        "rope_local_base_freq",
+        "rope_ratio",
+        "rope_theta",
+        "routed_scaling_factor",
+        "scale_attn_by_inverse_layer_idx",
+        "scale_attn_weights",
+        "scoring_func",
+        "seq_aux",
+        "spatial_merge_size",
+        "swiglu_limit",
+        "text_config",
+        "topk_group",
+        "topk_method",
+        "torch_dtype",
+        "unsloth_fixed",
+        "use_bidirectional_attention",
+        "use_mrope",
+        "use_qk_norm",
+        "use_sliding_window",
+        "use_unified_vision_chunk",
+        "vision_config",
+    }
 )
 
 

@@ -52,6 +52,9 @@ class ModelConf:
     published_active_params: float | None = None
     config: dict[str, Any] = field(default_factory=dict)
     path: str | None = None
+    dtype: str = "auto"
+    quantization: str | None = None
+    kv_dtype: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -171,11 +174,8 @@ class ModelSpec:
         )
 
     def active_params(self) -> int:
-        """Parameters one token passes through, embedding and head counted as in `params`."""
-        return round(
-            sum(layer.params(self.hidden, active=True) for layer in self.layers)
-            + self._outer_params(1 if self.tied else 2)
-        )
+        """Parameters one token is multiplied with: `top_k` of the experts, the head, not the embedding (a look-up)."""
+        return round(sum(layer.params(self.hidden, active=True) for layer in self.layers) + self._outer_params(1))
 
     def draft_params(self) -> int:
         """Parameters of the draft layers, which share embedding and head."""

@@ -115,9 +115,9 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
             "engine.max_num_batched_tokens (--max-num-batched-tokens): raise it for TTFT at the expense of ITL, or add deployment.replicas.",
             evidence,
         )
-    thrown = "" if not metrics.preemptions else f", and {metrics.preemptions} preemptions"
+    thrown = "" if not metrics.preemptions else f", and {metrics.preemptions:,} preemptions"
     if metrics.recomputed_tokens:
-        thrown += f" recompute {metrics.recomputed_tokens} tokens"
+        thrown += f" recompute {metrics.recomputed_tokens:,} tokens"
     return Verdict(
         "kv-bound",
         f"KV-bound: {waits}; for {shares.kv:.0%} seats are free but KV blocks are not (mean use {kv_mean:.0%}){thrown}.",

@@ -1,31 +1,25 @@
 """Layout of the wide engine: what a lane is, and what it carries from one iteration to the next.
 
-Axes: `lane`, `slot` (a running decode's seat), `row` (a request, of a workload or of a lane's own table).
-Large arrays that are read and written one element per lane are flat, `lane` major, so that a lane's own part is one
-stretch of memory; `key`, the only array that is reduced over slots, has the slot axis first.
+Axes: `lane`, `slot` (the seat of a running decode), `row` (a request). Arrays that are read and written one element
+per lane are flat, lane after lane; `key`, the only one that is reduced over slots, has the slot axis first.
 """
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float64, Int, Int16, Int32
+from jaxtyping import Array, Bool, Float64, Int, Int16, Int32, Int64
 
 
-ARRIVAL_PAD_NS = float("inf")
-"""Arrival of the rows behind a workload's last request."""
-
-FIRST, SCHEDULED, LAST_START, EMITTED, SLOT, PREEMPTIONS = range(6)
-"""Columns of a lane's request table: step (+ 1, 0 = never) of the first token, of the first schedule and of the start of
-the present life as a decode (0 = not running and not ended); tokens emitted in former lives; slot; preemptions."""
-COLUMNS = 6
+PAD_ROWS = 2
+"""Rows behind a workload's last request: an iteration looks at two requests. They arrive never."""
 
 
 class Workloads(NamedTuple):
-    """Requests of all workloads, one after the other, read only. Two padding rows follow each workload."""
+    """Requests of all workloads, one after the other, read only. `lengths` = prompt * 2**32 + outputs."""
 
     arrival_ns: Float64[Array, "row"]
-    lengths: Int32[Array, "row 2"]
+    lengths: Int64[Array, "row"]
 
 
 class Prices(NamedTuple):
@@ -63,30 +57,29 @@ class State(NamedTuple):
 
     **Fields:**
 
-    - `key`: per slot, context at step s less (s - `base`); the type's minimum in a free slot.
+    - `key`: per slot, context at step s less s (`step`, counted from the window's start); the type's minimum in a free slot.
     - `link`: per slot, the next slot of its chain: free slots (from `free_slot`), or decodes that end with the same step.
-    - `ends`: per step modulo the ring's length, the first slot of the chain of decodes whose last token that step emits.
+    - `ends`: per step modulo the ring's length, the first slot of the chain of decodes whose last token that step
+      emits: the one admitted last.
     - `phases`: number of decodes that take a block in the steps with `step % block_size` = index.
-    - `requests`: the lane's request table, columns above.
+    - `lives`: per request, (1 + step in which it became a decode) * 2**32 + tokens emitted before; the first is 0
+      for requests that wait or prefill, and stays for those that ended.
+    - `step`: steps executed; `phase`: `step % block_size`.
     - `decodes`, `context`, `context_sq`: running decodes, sum and sum of squares of their contexts at this step.
-    - `part_left`, `part_done`: the unfinished prefill, tokens left (0: none) and computed.
-    - `open`: this step has started (its blocks are taken), admissions may follow.
-    - `tokens_left`: of the open step's budget. `preempted`: victims of this step so far.
-    - `chunks`, `area`, `longest`, `completed`: of the open step's prefill chunks: number, query-key pairs, longest
-      chain, and how many complete.
+    - `part_done`: tokens computed of the unfinished prefill, 0 without one.
+    - `tokens_left`: of the budget of the step under way, -1 if it has not started. `preempted`: its victims so far.
+    - `completed`, `longest`: of the step's prefill chunks: how many complete, longest chain.
     - `start_sum`, `start_sq`, `start_max`: of the contexts when the step started.
-    - `emitted`, `computed`: tokens emitted; computed and not lost to preemption.
-    - `overflow`: more decodes than slots; the lane's results are void.
+    - `computed`: tokens computed and not lost to preemption; NaN, for ever, once there were more decodes than slots.
     """
 
     key: Int[Array, "slot lane"]
     link: Int16[Array, "lane*slot"]
     ends: Int16[Array, "lane*ring"]
     phases: Int16[Array, "lane*phase"]
-    requests: Int32[Array, "lane*row 6"]
+    lives: Int64[Array, "lane*row"]
     time_ns: Float64[Array, "lane"]
     step: Int32[Array, "lane"]
-    base: Int32[Array, "lane"]
     phase: Int32[Array, "lane"]
     next: Int32[Array, "lane"]
     finished: Int32[Array, "lane"]
@@ -95,25 +88,19 @@ class State(NamedTuple):
     decodes: Int32[Array, "lane"]
     context: Float64[Array, "lane"]
     context_sq: Float64[Array, "lane"]
-    part_left: Int32[Array, "lane"]
     part_done: Int32[Array, "lane"]
-    open: Bool[Array, "lane"]
     tokens_left: Int32[Array, "lane"]
     preempted: Int32[Array, "lane"]
-    chunks: Int32[Array, "lane"]
-    area: Float64[Array, "lane"]
-    longest: Int32[Array, "lane"]
     completed: Int32[Array, "lane"]
+    longest: Int32[Array, "lane"]
     start_sum: Float64[Array, "lane"]
     start_sq: Float64[Array, "lane"]
     start_max: Int32[Array, "lane"]
-    emitted: Float64[Array, "lane"]
     computed: Float64[Array, "lane"]
-    overflow: Bool[Array, "lane"]
 
 
 class Shape(NamedTuple):
-    """Static sizes of one compilation; `ring` > longest output, a power of two."""
+    """Static sizes of one compilation; `ring` > longest output, a power of two; `wide`: 32-bit keys."""
 
     lanes: int
     rows: int
@@ -131,21 +118,21 @@ def empty_lanes(shape: Shape) -> Lanes:
 
 
 def fresh_state(shape: Shape) -> State:
-    """State at time 0, nothing admitted."""
+    """State at time 0, nothing admitted. Every array has a buffer of its own, as donation wants it."""
     size = shape.lanes
     key_type = jnp.int32 if shape.wide else jnp.int16
+    behind = jnp.arange(1, shape.slots + 1, dtype=jnp.int32)
+    chain = jnp.where(behind < shape.slots, behind, -1).astype(jnp.int16)
     zero = jnp.zeros(size, jnp.int32)
     real = jnp.zeros(size, jnp.float64)
-    no = jnp.zeros(size, bool)
-    return State(
+    state = State(
         key=jnp.full((shape.slots, size), jnp.iinfo(key_type).min, key_type),
-        link=jnp.tile(_chain(shape), size),
+        link=jnp.tile(chain, size),
         ends=jnp.full(size * shape.ring, -1, jnp.int16),
         phases=jnp.zeros(size * shape.phases, jnp.int16),
-        requests=jnp.zeros((size * shape.rows, COLUMNS), jnp.int32),
+        lives=jnp.zeros(size * shape.rows, jnp.int64),
         time_ns=real,
         step=zero,
-        base=zero,
         phase=zero,
         next=zero,
         finished=zero,
@@ -154,25 +141,14 @@ def fresh_state(shape: Shape) -> State:
         decodes=zero,
         context=real,
         context_sq=real,
-        part_left=zero,
         part_done=zero,
-        open=no,
-        tokens_left=zero,
+        tokens_left=zero - 1,
         preempted=zero,
-        chunks=zero,
-        area=real,
-        longest=zero,
         completed=zero,
+        longest=zero,
         start_sum=real,
         start_sq=real,
         start_max=zero,
-        emitted=real,
         computed=real,
-        overflow=no,
     )
-
-
-def _chain(shape: Shape) -> Int16[Array, "slot"]:
-    """Every slot linked to the one behind it."""
-    index = jnp.arange(1, shape.slots + 1, dtype=jnp.int32)
-    return jnp.where(index < shape.slots, index, -1).astype(jnp.int16)
+    return jax.tree.map(jnp.copy, state)

@@ -11,27 +11,27 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float64, Int32
 
-from sim.scan.state import (
-    EMITTED,
-    FIRST,
-    LAST_START,
-    PREEMPTIONS,
-    SCHEDULED,
-    SLOT,
-    Lanes,
-    Prices,
-    Shape,
-    State,
-    Workloads,
-)
+from sim.scan.state import Lanes, Prices, Shape, State, Workloads
+
+
+RUNS, COMPLETES, DROPS, DROPS_PART = 1, 2, 4, 8
+"""Bits of `Log.event`: a chunk ran; it was the prefill's last; a decode was preempted; an unfinished prefill was."""
+EVENT_BITS = 4
+
+
+class Log(NamedTuple):
+    """What an iteration did: `time_ns` is the end of the step it executed, or -1; `event` = request * 16 + bits."""
+
+    time_ns: Float64[Array, "lane"]
+    event: Int32[Array, "lane"]
 
 
 class StepLog(NamedTuple):
-    """What an iteration executed; `time_ns`, the step's end, is -1 where it executed nothing."""
+    """Everything about the step that an iteration executed; void where `Log.time_ns` is -1."""
 
-    time_ns: Float64[Array, "lane"]
     duration_ns: Float64[Array, "lane"]
     prefill_tokens: Int32[Array, "lane"]
     prefill_chunks: Int32[Array, "lane"]
@@ -50,25 +50,35 @@ class StepLog(NamedTuple):
 
 
 def iterate(
-    shape: Shape, lengths_s: Callable, lanes: Lanes, workloads: Workloads, prices: Prices, terms: Any, state: State
-) -> tuple[State, StepLog]:
-    """Advance every lane by one iteration. `terms`: `prices.terms` gathered by lane."""
+    shape: Shape,
+    lengths_s: Callable,
+    lanes: Lanes,
+    workloads: Workloads,
+    prices: Prices,
+    terms: Any,
+    base: Int32[Array, "lane"],
+    state: State,
+) -> tuple[State, Log, StepLog]:
+    """Advance every lane by one iteration.
+
+    `terms`: `prices.terms` gathered by lane. `base`: the steps of `state.step` at which the keys were last re-based.
+    """
     s = state
     lane = jnp.arange(shape.lanes, dtype=jnp.int32)
     slot0, ring0, phase0, row0 = lane * shape.slots, lane * shape.ring, lane * shape.phases, lane * shape.rows
-    block = lanes.block_size.astype(jnp.float64)
-    per_block = 1.0 / block
+    per_block = 1.0 / lanes.block_size.astype(jnp.float64)
+    since = s.step - base
 
-    def whole_blocks(tokens):
+    def full_blocks(tokens):
         # the half keeps the product away from the integers, so the truncation is exact
         return ((tokens.astype(jnp.float64) + 0.5) * per_block).astype(jnp.int32)
 
     def blocks_of(tokens):
-        return whole_blocks(tokens + lanes.block_size - 1)
+        return full_blocks(tokens + lanes.block_size - 1)
 
-    def phase_of(tokens):
-        """Phase of the steps in which a decode that holds `tokens` at this step takes a block."""
-        past = tokens - whole_blocks(tokens) * lanes.block_size
+    def phase_of(held):
+        """Phase of the steps in which a decode takes a block that holds `held` tokens at this step's start."""
+        past = held - full_blocks(held) * lanes.block_size
         phase = s.phase - past
         return jnp.where(phase < 0, phase + lanes.block_size, phase), past == 0
 
@@ -78,245 +88,233 @@ def iterate(
     ending = _take(s.ends, ends_at)
     ends = ending >= 0
     demand = _take(s.phases, phase0 + s.phase)
-    has_part = s.part_left > 0
-    preempts = ~ends & ~s.open & (demand > s.free)
+    has_part = s.part_done > 0
+    is_open = s.tokens_left >= 0
+    preempts = ~ends & ~is_open & (demand > s.free)
 
     # The request at hand: the last admitted one if it is unfinished or to be preempted, else the head of the queue.
-    subject = s.next - (has_part | preempts).astype(jnp.int32)
+    subject = s.next - _int(has_part | preempts)
     row = row0 + subject
-    own = s.requests.at[jnp.stack([row, row + 1])].get(mode="promise_in_bounds", wrap_negative_indices=False)
     place = lanes.workload + subject
-    length = workloads.lengths.at[jnp.stack([place, place + 1])].get(
-        mode="promise_in_bounds", wrap_negative_indices=False
-    )
-    arrival_ns = _take(workloads.arrival_ns, place)
-    arrival2_ns = _take(workloads.arrival_ns, place + 1)
-    emitted = own[0, :, EMITTED]
-    target = length[0, :, 0] + emitted
-    left = length[0, :, 1] - emitted
-    target2 = length[1, :, 0] + own[1, :, EMITTED]
-    life = own[0, :, LAST_START]
-    last_step = life + left - 2
+    arrival_ns, arrival2_ns = _take(workloads.arrival_ns, place), _take(workloads.arrival_ns, place + 1)
+    lengths, lengths2 = _take(workloads.lengths, place), _take(workloads.lengths, place + 1)
+    own, own2 = _take(s.lives, row), _take(s.lives, row + 1)
+    life, emitted = _high(own), _low(own)
+    target = _high(lengths) + emitted
+    left = _low(lengths) - emitted
+    last_step = jnp.where(life > 0, life - 1, s.step) + left - 1
+    last_at = ring0 + (last_step & ring_mask)
+    same_end = _take(s.ends, last_at)
 
-    # Remove one decode: its last token is out, or it is the victim.
+    # Remove one decode: its last token is out, or it is the victim, then the first of those that end with it.
     drops_part = preempts & has_part
     drops = preempts & ~has_part & (last_step >= s.step)
     removes = ends | drops
-    slot = jnp.where(ends, ending, jnp.where(drops, own[0, :, SLOT], s.free_slot))
+    slot = jnp.where(ends, ending, jnp.where(drops, same_end, s.free_slot))
     link = _take(s.link, slot0 + slot)
-    key_at = s.key.at[jnp.maximum(slot, 0), lane].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    context = key_at.astype(jnp.int32) + (s.step - s.base)
-    held = context - 1
+    key_at = _take(s.key, jnp.maximum(slot, 0), lane)
+    held = key_at + since - 1
     phase_out, due = phase_of(held)
     part_blocks = blocks_of(s.part_done)
-    freed = jnp.where(removes, blocks_of(held), jnp.where(drops_part, part_blocks, 0))
+    free = s.free + jnp.where(removes, blocks_of(held), jnp.where(drops_part, part_blocks, 0))
     lost = jnp.where(drops, held, jnp.where(drops_part, s.part_done, 0))
-    free = s.free + freed
-    demand = demand - (removes & due).astype(jnp.int32)
-    context_f = jnp.where(removes, context, 0).astype(jnp.float64)
-    removed = removes.astype(jnp.int32)
-    decodes = s.decodes - removed
-    context_sum = s.context - context_f
-    context_sq = s.context_sq - context_f * context_f
-    finished = s.finished + ends.astype(jnp.int32)
-    preempted = s.preempted + (drops | drops_part).astype(jnp.int32)
-    part_left = jnp.where(preempts, 0, s.part_left)
+    demand = demand - _int(removes & due)
+    context = _real(jnp.where(removes, held + 1, 0))
+    decodes = s.decodes - _int(removes)
+    context_sum = s.context - context
+    context_sq = s.context_sq - context * context
+    finished = s.finished + _int(ends)
+    preempted = s.preempted + _int(drops | drops_part)
     part_done = jnp.where(preempts, 0, s.part_done)
     has_part = has_part & ~preempts
+    (ends, removes, drops, drops_part, preempts, slot, free, decodes, preempted, part_done, has_part, demand, held, part_blocks, phase_out) = lax.optimization_barrier((ends, removes, drops, drops_part, preempts, slot, free, decodes, preempted, part_done, has_part, demand, held, part_blocks, phase_out))
     key = s.key.at[_after(jnp.where(removes, slot, shape.slots), key_at), lane].set(
         jnp.iinfo(s.key.dtype).min, mode="drop", wrap_negative_indices=False
     )
-    removed_at = jnp.where(ends, ends_at, ring0 + (last_step & ring_mask))
 
     # Start the step.
-    ready = ~preempts & ~(ends & (link >= 0)) & (s.open | (demand <= free))
-    starts = ready & ~s.open
+    ready = ~preempts & ~(ends & (link >= 0)) & (is_open | (demand <= free))
+    starts = ready & ~is_open
     free = free - jnp.where(starts, demand, 0)
     waits = subject < lanes.requests
     idle = starts & (decodes == 0) & ~has_part & waits
     time_ns = jnp.where(idle, jnp.maximum(s.time_ns, arrival_ns), s.time_ns)
     tokens_left = jnp.where(starts, lanes.budget - decodes, s.tokens_left)
     longest_key = jnp.max(key, axis=0)
-    longest_context = longest_key.astype(jnp.int32) + (s.step - s.base)
-    start_max = jnp.where(starts, longest_context, s.start_max)
+    start_max = jnp.where(starts, longest_key.astype(jnp.int32) + since, s.start_max)
     start_sum = jnp.where(starts, context_sum, s.start_sum)
     start_sq = jnp.where(starts, context_sq, s.start_sq)
-    chunks = jnp.where(starts, 0, s.chunks)
-    area = jnp.where(starts, 0.0, s.area)
     longest = jnp.where(starts, 0, s.longest)
     completed = jnp.where(starts, 0, s.completed)
 
+    (ready, starts, free, time_ns, tokens_left, longest, completed) = lax.optimization_barrier((ready, starts, free, time_ns, tokens_left, longest, completed))
     # One prefill chunk: of the unfinished prefill, or of the head of the queue.
-    limit = lanes.concurrency + finished
-    admits = (preempted == 0) & (tokens_left > 0) & (decodes < lanes.seats)
-    head = ready & ~has_part & admits & waits & (subject < limit) & (arrival_ns <= time_ns)
+    limit = jnp.minimum(lanes.concurrency + finished, lanes.requests)
+    open_to_head = (preempted == 0) & (tokens_left > 0) & (decodes < lanes.seats)
+    head = ready & ~has_part & open_to_head & (subject < limit) & (arrival_ns <= time_ns)
     skips = head & (life > 0)
     tries = (ready & has_part & (tokens_left > 0)) | (head & ~skips)
-    chunk = jnp.minimum(target - part_done, tokens_left)
-    chain = part_done + chunk
+    chain = jnp.minimum(target, part_done + tokens_left)
     part_blocks = jnp.where(has_part, part_blocks, 0)
     needs = blocks_of(chain) - part_blocks
-    whole = ~lanes.reserve | has_part | (blocks_of(target) <= free)
-    runs = tries & (needs <= free) & whole
+    runs = tries & (needs <= free) & (has_part | ~lanes.reserve | (blocks_of(target) <= free))
     gives_up = tries & has_part & ~runs
-    free = free + jnp.where(runs, -needs, jnp.where(gives_up, part_blocks, 0))
-    lost = lost + jnp.where(gives_up, part_done, 0)
-    preempted = preempted + gives_up.astype(jnp.int32)
-    tokens_left = tokens_left - jnp.where(runs, chunk, 0)
     completes = runs & (chain == target)
-    chunks = chunks + runs.astype(jnp.int32)
-    chunk_f = jnp.where(runs, chunk, 0).astype(jnp.float64)
-    area = area + chunk_f * (part_done.astype(jnp.float64) + 0.5 * (chunk_f + 1.0))
+    free = free + jnp.where(runs, -needs, jnp.where(gives_up, part_blocks, 0))
+    tokens_left = tokens_left - jnp.where(runs, chain - part_done, 0)
+    lost = lost + jnp.where(gives_up, part_done, 0)
+    preempted = preempted + _int(gives_up)
     longest = jnp.maximum(longest, jnp.where(runs, chain, 0))
-    completed = completed + completes.astype(jnp.int32)
-    kv_prior = jnp.where(runs, part_done, 0)
-    part_left = jnp.where(runs, target - chain, jnp.where(gives_up, 0, part_left))
-    part_done = jnp.where(runs & ~completes, chain, jnp.where(completes | gives_up, 0, part_done))
-    enters = (runs & ~has_part) | skips
-    backs = preempts | gives_up
-    next_row = s.next + enters.astype(jnp.int32) - backs.astype(jnp.int32)
+    completed = completed + _int(completes)
+    part_done = jnp.where(runs, jnp.where(completes, 0, chain), jnp.where(gives_up, 0, part_done))
+    next_row = s.next + _int((runs & ~has_part) | skips) - _int(preempts | gives_up)
 
+    (runs, gives_up, completes, chain, free, tokens_left, longest, completed, part_done, skips, limit) = lax.optimization_barrier((runs, gives_up, completes, chain, free, tokens_left, longest, completed, part_done, skips, limit))
     # A completed prefill becomes a decode.
     fits = completes & (slot >= 0)
-    last = s.step + left - 1
-    last_at = ring0 + (last & ring_mask)
-    same_end = _take(s.ends, last_at)
-    heads = _put(s.ends, _after(removed_at, same_end), link, removes)
     phase_in, _ = phase_of(target - 1)
-    decodes = decodes + completes.astype(jnp.int32)
-    target_f = jnp.where(completes, target, 0).astype(jnp.float64)
+    target_f = _real(jnp.where(completes, target, 0))
+    decodes = decodes + _int(completes)
     context_sum = context_sum + target_f
     context_sq = context_sq + target_f * target_f
-    heads = _put(heads, last_at, slot, fits)
+    key = key.at[_after(jnp.where(fits, slot, shape.slots), longest_key), lane].set(
+        (target - since).astype(key.dtype), mode="drop", wrap_negative_indices=False
+    )
+    chains = _put(s.ends, _after(jnp.where(ends, ends_at, last_at), same_end), link, removes)
+    chains = _put(chains, last_at, slot, fits)
     links = _put(s.link, slot0 + slot, jnp.where(fits, same_end, s.free_slot), removes | fits)
     free_slot = jnp.where(removes & ~fits, slot, jnp.where(fits & ~removes, link, s.free_slot))
     phases = _add(s.phases, phase0 + phase_out, -1, removes)
     phases = _add(phases, phase0 + phase_in, 1, fits)
-    key = key.at[_after(jnp.where(fits, slot, shape.slots), longest_key), lane].set(
-        (target - s.step + s.base).astype(key.dtype), mode="drop", wrap_negative_indices=False
-    )
+    born = jnp.where(completes, s.step + 1, 0)
+    total = emitted + jnp.where(drops, s.step + 1 - life, 0)
+    lives = _put(s.lives, _after(row, own2), (born.astype(jnp.int64) << 32) + total.astype(jnp.int64), completes | drops)
 
-    # The request's own row.
-    columns: list[Any] = [None] * own.shape[-1]
-    now = s.step + 1
-    first, scheduled = own[0, :, FIRST], own[0, :, SCHEDULED]
-    victim = drops | drops_part | gives_up
-    columns[FIRST] = jnp.where(completes & (first == 0), now, first)
-    columns[SCHEDULED] = jnp.where(runs & (scheduled == 0), now, scheduled)
-    columns[LAST_START] = jnp.where(completes, now, jnp.where(drops, 0, life))
-    columns[EMITTED] = emitted + jnp.where(drops, now - life, 0)
-    columns[SLOT] = jnp.where(fits, slot, own[0, :, SLOT])
-    columns[PREEMPTIONS] = own[0, :, PREEMPTIONS] + victim.astype(jnp.int32)
-    requests = s.requests.at[jnp.where(runs | victim, row, s.requests.shape[0])].set(
-        jnp.stack(columns, axis=-1), mode="drop", wrap_negative_indices=False
-    )
-
+    (decodes, context_sum, context_sq) = lax.optimization_barrier((decodes, context_sum, context_sq))
     # May the request behind it be admitted, too?
-    next_chunk = blocks_of(jnp.minimum(target2, tokens_left))
-    room = (next_chunk <= free) & (~lanes.reserve | (blocks_of(target2) <= free))
+    target2 = _high(lengths2) + _low(own2)
+    room = (blocks_of(jnp.minimum(target2, tokens_left)) <= free) & (~lanes.reserve | (blocks_of(target2) <= free))
     behind = (
         (runs | skips)
         & (tokens_left > 0)
         & (decodes < lanes.seats)
-        & (subject + 1 < jnp.minimum(limit, lanes.requests))
+        & (subject + 1 < limit)
         & (arrival2_ns <= time_ns)
-        & (room | (own[1, :, LAST_START] > 0))
+        & (room | (_high(own2) > 0))
     )
 
-    # Execute.
+    # Execute. The chunks' sums follow from the sums before and after them.
     tokens = lanes.budget - tokens_left
     executes = ready & ~behind & (tokens > 0)
     rows = decodes - completed
-    prefill_tokens = tokens - rows
-    kv_tokens = prefill_tokens + kv_prior
+    chunks = completed + _int(part_done > 0)
+    prefill_tokens = _real(tokens - rows)
+    part = _real(part_done)
+    kv_tokens = context_sum - start_sum + part
+    prior = kv_tokens - prefill_tokens
+    area = 0.5 * (context_sq - start_sq + part * part - prior * prior + prefill_tokens)
+    decode_max = jnp.where(rows > 0, start_max, 0)
+    (executes, chunks, prefill_tokens, kv_tokens, area, tokens) = lax.optimization_barrier((executes, chunks, prefill_tokens, kv_tokens, area, tokens))
     seconds = (
-        _take(prices.token_s, lanes.table, (chunks == 0).astype(jnp.int32), tokens)
+        _take(prices.token_s, lanes.table, _int(chunks == 0), tokens)
         + _take(prices.row_s, lanes.plan, decodes)
         + lengths_s(
             jnp,
             terms,
-            prefill_tokens.astype(jnp.float64),
-            chunks.astype(jnp.float64),
+            prefill_tokens,
+            _real(chunks),
             area,
-            kv_tokens.astype(jnp.float64),
-            longest.astype(jnp.float64),
-            rows.astype(jnp.float64),
+            kv_tokens,
+            _real(longest),
+            _real(rows),
             start_sum,
-            jnp.where(rows > 0, start_max, 0).astype(jnp.float64),
+            _real(decode_max),
             start_sq,
         )
     )
     duration_ns = jnp.floor(1e9 * seconds + 0.5)
-    time_ns = jnp.where(executes, time_ns + duration_ns, time_ns)
-    phase = s.phase + executes.astype(jnp.int32)
-    grows = jnp.where(executes, decodes, 0).astype(jnp.float64)
+    end_ns = time_ns + duration_ns
+    phase = s.phase + _int(executes)
+    grows = jnp.where(executes, decodes, 0)
     after = State(
         key=key,
         link=links,
-        ends=heads,
+        ends=chains,
         phases=phases,
-        requests=requests,
-        time_ns=time_ns,
-        step=s.step + executes.astype(jnp.int32),
-        base=s.base,
+        lives=lives,
+        time_ns=jnp.where(executes, end_ns, time_ns),
+        step=s.step + _int(executes),
         phase=jnp.where(phase == lanes.block_size, 0, phase),
         next=next_row,
         finished=finished,
         free=free,
         free_slot=free_slot,
         decodes=decodes,
-        context=context_sum + grows,
-        context_sq=context_sq + jnp.where(executes, 2.0 * context_sum, 0.0) + grows,
-        part_left=part_left,
+        context=context_sum + _real(grows),
+        context_sq=context_sq + jnp.where(executes, 2.0 * context_sum + _real(decodes), 0.0),
         part_done=part_done,
-        open=ready & behind,
-        tokens_left=tokens_left,
+        tokens_left=jnp.where(ready & behind, tokens_left, -1),
         preempted=jnp.where(executes, 0, preempted),
-        chunks=chunks,
-        area=area,
-        longest=longest,
         completed=completed,
+        longest=longest,
         start_sum=start_sum,
         start_sq=start_sq,
         start_max=start_max,
-        emitted=s.emitted + grows,
-        computed=s.computed + jnp.where(executes, tokens, 0).astype(jnp.float64) - lost.astype(jnp.float64),
-        overflow=s.overflow | (completes & ~fits),
+        computed=s.computed
+        + _real(jnp.where(executes, tokens, 0) - lost)
+        + jnp.where(completes & ~fits, jnp.nan, 0.0),
     )
-    log = StepLog(
-        time_ns=jnp.where(executes, time_ns, -1.0),
+    bits = _int(runs) * RUNS + _int(completes) * COMPLETES + _int(drops) * DROPS + _int(drops_part | gives_up) * DROPS_PART
+    log = Log(time_ns=jnp.where(executes, end_ns, -1.0), event=(subject << EVENT_BITS) + bits)
+    steps = StepLog(
         duration_ns=duration_ns,
-        prefill_tokens=prefill_tokens,
+        prefill_tokens=tokens - rows,
         prefill_chunks=chunks,
         prefill_area=area,
-        prefill_kv_tokens=kv_tokens,
+        prefill_kv_tokens=kv_tokens.astype(jnp.int32),
         prefill_max_tokens=longest,
         decodes=rows,
         decode_sum=start_sum,
-        decode_max=jnp.where(rows > 0, start_max, 0),
+        decode_max=decode_max,
         decode_sumsq=start_sq,
         emitting=decodes,
-        running=decodes + (part_left > 0).astype(jnp.int32),
+        running=decodes + _int(part_done > 0),
         finished=finished,
         free_blocks=free,
         preempted=preempted,
     )
-    return after, log
+    return after, log, steps
+
+
+def _int(mask):
+    return mask.astype(jnp.int32)
+
+
+def _real(count):
+    return count.astype(jnp.float64)
+
+
+def _high(pair):
+    return (pair >> 32).astype(jnp.int32)
+
+
+def _low(pair):
+    return pair.astype(jnp.int32)
 
 
 def _take(array, *index):
-    """One element per lane; integers as int32."""
+    """One element per lane; small integers as int32."""
     out = array.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    return out.astype(jnp.int32) if jnp.issubdtype(out.dtype, jnp.integer) else out
+    return out.astype(jnp.int32) if out.dtype == jnp.int16 else out
 
 
 def _after(index, value):
-    """`index`, made to depend on `value`, so that a write there comes after the read that gave `value`.
+    """`index`, made to depend on `value`, so that the write there comes after the read that gave `value`.
 
-    Without it the compiler copies the whole array in each iteration, to keep the two apart. No array here holds -2**15 + 1,
-    but the compiler doesn't know.
+    Without it the compiler copies the whole array in each iteration to keep the two apart. No array here holds
+    -2**15 + 1, but the compiler doesn't know.
     """
-    return index + (value.astype(jnp.int32) == -32767).astype(jnp.int32)
+    return index + _int(value.astype(jnp.int32) == -(2**15) + 1)
 
 
 def _put(flat, index, value, where):

@@ -1,10 +1,10 @@
 """From a `WorkloadConf` and a seed to the one list of requests that every engine runs."""
 
 import math
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from sim.workload import draws
 from sim.workload.arrival import arrival_process
@@ -13,7 +13,8 @@ from sim.workload.conf import DEFAULT_REQUESTS, WorkloadConf
 from sim.workload.content import shared_prefix_ids
 from sim.workload.length import length_law
 from sim.workload.limits import limit_trace, within_limits
-from sim.workload.reader import Trace, read_trace
+from sim.workload.reader import read_trace
+from sim.workload.source import Trace
 from sim.workload.trace import Workload, seconds_to_ns
 
 
@@ -25,158 +26,140 @@ def build_workload(conf: WorkloadConf, seed: int) -> Workload:
     appends. Raises `ValueError` in one sentence that names the key (or file and line) for bad input.
     """
     check_conf(conf)
-    trace = _read(conf) if "trace" in (conf.arrival, conf.lengths) else None
-    count = _count(conf, trace)
-    rng = draws.stream(seed, draws.ARRIVALS)
-    if conf.arrival == "trace":
-        assert trace is not None and trace.arrival_ns is not None
-        arrival_ns = _scaled(trace.arrival_ns[:count], conf.time_scale)
-        arrivals_from = _trace_provenance(conf)
-    else:
-        arrival_ns = seconds_to_ns(_times_s(conf, count, rng))
-        arrivals_from = _process_provenance(conf)
-    if conf.duration_s is not None:
-        arrival_ns = arrival_ns[arrival_ns <= conf.duration_s * 1e9]
-        if not len(arrival_ns):
-            raise ValueError(f"workload.duration_s wants a time with at least one arrival in it, got {conf.duration_s}")
-    return _with_lengths(conf, seed, arrival_ns, arrivals_from, trace)
-
-
-def _with_lengths(
-    conf: WorkloadConf, seed: int, arrival_ns: Int[np.ndarray, " request"], arrivals_from: str, trace: Trace | None
-) -> Workload:
-    count = len(arrival_ns)
-    base = Workload(
+    trace = _trace(conf) if "trace" in (conf.arrival, conf.lengths) else None
+    arrival_ns = _arrivals(conf, seed, trace)
+    content = (
+        _drawn(conf, seed, len(arrival_ns))
+        if conf.lengths != "trace"
+        else _replayed(conf, seed, len(arrival_ns), trace)
+    )
+    source = (conf.source,) if conf.source else ()
+    return Workload(
         name=conf.name,
         arrival_ns=arrival_ns,
-        prompt_tokens=np.ones(count, np.int64),
-        output_tokens=np.ones(count, np.int64),
         concurrency=conf.concurrency,
-        digest="not yet",
+        provenance=(_arrival_provenance(conf), *content.pop("provenance"), *source),
+        notes=trace.notes if trace is not None else (),
+        **content,
     )
-    notes = trace.notes if trace is not None else ()
-    if conf.lengths == "trace":
-        assert trace is not None
-        if conf.shuffle:
-            order = np.argsort(draws.stream(seed, draws.LENGTHS).random(len(trace.prompt_tokens)), kind="stable")[:count]
-        else:
-            order = np.arange(count)
-        return replace(
-            base,
-            prompt_tokens=trace.prompt_tokens[order],
-            output_tokens=trace.output_tokens[order],
-            token_ids=_rows(trace.token_ids, order),
-            output_token_ids=_rows(trace.output_token_ids, order),
-            block_hashes=_rows(trace.block_hashes, order),
-            hash_block_tokens=trace.hash_block_tokens,
-            provenance=(arrivals_from, *trace.provenance),
-            notes=notes,
-            digest="",
+
+
+def _arrivals(conf: WorkloadConf, seed: int, trace: Trace | None) -> Int[np.ndarray, " request"]:
+    if conf.arrival == "trace":
+        assert trace is not None and trace.arrival_ns is not None
+        arrival_ns = trace.arrival_ns[: _count(conf, trace)]
+        if conf.time_scale != 1:
+            arrival_ns = np.floor(arrival_ns * conf.time_scale + 0.5).astype(np.int64)
+    else:
+        arrival_ns = _process_ns(conf, seed, trace)
+    if conf.duration_s is None:
+        return arrival_ns
+    inside = arrival_ns[arrival_ns <= conf.duration_s * 1e9]
+    if not len(inside):
+        raise ValueError(
+            f"workload.duration_s wants to hold at least one arrival, got {conf.duration_s} s with the first "
+            f"arrival at {arrival_ns[0] / 1e9} s"
         )
+    return inside
+
+
+def _process_ns(conf: WorkloadConf, seed: int, trace: Trace | None) -> Int[np.ndarray, " request"]:
+    """Drawn arrivals; where only `duration_s` bounds them, more are drawn until they pass it."""
+    process = arrival_process(conf.arrival)
+    open_ended = conf.duration_s is not None and trace is None and conf.num_requests is None and conf.rounds is None
+    count = DEFAULT_REQUESTS if open_ended else _count(conf, trace)
+    while True:
+        times = np.zeros(count) if math.isinf(conf.rate) else process(conf, count, draws.stream(seed, draws.ARRIVALS))
+        if not open_ended or times[-1] > (conf.duration_s or 0.0):
+            break
+        count *= 2
+    if conf.normalize_rate and times[-1] > 0:
+        times = times * (count / conf.rate / times[-1])
+    return seconds_to_ns(times)
+
+
+def _count(conf: WorkloadConf, trace: Trace | None) -> int:
+    """How many requests, before `duration_s` cuts."""
+    wanted = conf.num_requests
+    if wanted is None and conf.rounds is not None:
+        wanted = conf.rounds * (conf.concurrency or 1)
+    if trace is None:
+        return DEFAULT_REQUESTS if wanted is None else wanted
+    if wanted is not None and wanted > len(trace):
+        raise ValueError(f"workload.num_requests wants at most the {len(trace)} requests of {conf.path}, got {wanted}")
+    return len(trace) if wanted is None else wanted
+
+
+def _drawn(conf: WorkloadConf, seed: int, count: int) -> dict[str, Any]:
     law = length_law(conf)
-    rng = draws.stream(seed, draws.LENGTHS)
-    lengths = within_limits(conf, law, count, rng)
+    lengths = within_limits(conf, law, count, draws.stream(seed, draws.LENGTHS))
     prompt = lengths[:, 0] + conf.prefix_tokens
-    ids = shared_prefix_ids(conf, prompt, draws.stream(seed, draws.CONTENT)) if conf.prefix_tokens else None
-    return replace(
-        base,
-        prompt_tokens=prompt,
-        output_tokens=lengths[:, 1],
-        token_ids=ids,
-        provenance=(arrivals_from, *law.provenance),
-        notes=notes,
-        digest="",
-    )
+    content: dict[str, Any] = {"prompt_tokens": prompt, "output_tokens": lengths[:, 1], "provenance": law.provenance}
+    if conf.prefix_tokens:
+        content["token_ids"] = shared_prefix_ids(conf, prompt, draws.stream(seed, draws.CONTENT))
+        content["provenance"] += (f"content: all prompts begin with the same {conf.prefix_tokens} tokens",)
+    return content
 
 
-def _rows(rows: list[np.ndarray] | None, order: Int[np.ndarray, " request"]) -> tuple[np.ndarray, ...] | None:
-    return None if rows is None else tuple(rows[i] for i in order)
+def _replayed(conf: WorkloadConf, seed: int, count: int, trace: Trace | None) -> dict[str, Any]:
+    assert trace is not None
+    order = np.arange(len(trace))
+    if conf.shuffle:
+        order = np.argsort(draws.stream(seed, draws.LENGTHS).random(len(trace)), kind="stable")
+    rows = trace.take(order[:count])
+    return {
+        "prompt_tokens": rows.prompt_tokens,
+        "output_tokens": rows.output_tokens,
+        "token_ids": _tuple(rows.token_ids),
+        "output_token_ids": _tuple(rows.output_token_ids),
+        "block_hashes": _tuple(rows.block_hashes),
+        "hash_block_tokens": rows.hash_block_tokens,
+        "provenance": (*trace.provenance, *(("order: shuffled",) if conf.shuffle else ())),
+    }
 
 
-def _read(conf: WorkloadConf) -> Trace:
-    trace = limit_trace(conf, read_trace(conf))
+def _tuple(rows: list[np.ndarray] | None) -> tuple[np.ndarray, ...] | None:
+    return None if rows is None else tuple(rows)
+
+
+def _trace(conf: WorkloadConf) -> Trace:
+    """The trace of `conf`, within its limits and, where its times are used, in order of time."""
+    assert conf.path is not None
+    trace = limit_trace(conf, read_trace(conf, conf.path))
     if conf.arrival != "trace":
         return trace
     if trace.arrival_ns is None:
         raise ValueError(
-            f"{conf.path}: wanted a trace with arrival times, got a data set of lengths only; "
-            "set workload.arrival (poisson, closed_loop, ...) and workload.rate"
+            f"{conf.path}: wanted a trace with arrival times for workload.arrival=trace, got lengths only; set "
+            "workload.arrival to poisson, closed_loop or another process"
         )
     back = np.flatnonzero(np.diff(trace.arrival_ns) < 0)
-    if len(back) == 0:
+    if not len(back):
         return trace
     if not conf.sort:
+        before, after = trace.arrival_ns[back[0]], trace.arrival_ns[back[0] + 1]
         raise ValueError(
-            f"{conf.path}, line {trace.line[back[0] + 1]}: wanted arrivals in order of time, got "
-            f"{trace.arrival_ns[back[0] + 1] / 1e9} s after {trace.arrival_ns[back[0]] / 1e9} s; "
-            "workload.sort=true would sort them"
+            f"{conf.path}, line {trace.line[back[0] + 1]}: wanted arrivals in order of time, got {after / 1e9} s after "
+            f"{before / 1e9} s; workload.sort=true would sort them"
         )
-    order = np.argsort(trace.arrival_ns, kind="stable")
-    return replace(
-        trace,
-        arrival_ns=trace.arrival_ns[order],
-        prompt_tokens=trace.prompt_tokens[order],
-        output_tokens=trace.output_tokens[order],
-        line=trace.line[order],
-        token_ids=_list(trace.token_ids, order),
-        output_token_ids=_list(trace.output_token_ids, order),
-        block_hashes=_list(trace.block_hashes, order),
-        notes=(*trace.notes, f"{len(back)} requests arrived before their predecessor; sorted by arrival"),
-    )
+    return trace.take(np.argsort(trace.arrival_ns, kind="stable"), f"sorted by arrival ({len(back)} were out of order)")
 
 
-def _list(rows: list[np.ndarray] | None, order: Int[np.ndarray, " request"]) -> list[np.ndarray] | None:
-    return None if rows is None else [rows[i] for i in order]
-
-
-def _count(conf: WorkloadConf, trace: Trace | None) -> int:
-    """How many requests at most; `duration_s` cuts later."""
-    wanted = conf.num_requests
-    if wanted is None and conf.rounds is not None:
-        assert conf.concurrency is not None
-        wanted = conf.rounds * conf.concurrency
-    if trace is not None:
-        rows = len(trace.prompt_tokens)
-        if wanted is not None and wanted > rows:
-            raise ValueError(f"workload.num_requests wants at most the {rows} requests of {conf.path}, got {wanted}")
-        return rows if wanted is None else wanted
-    if wanted is not None:
-        return wanted
-    if conf.duration_s is None:
-        return DEFAULT_REQUESTS
-    top = max(conf.rate, conf.rate_end or 0.0) * conf.duration_s
-    # Enough for the process to run past duration_s except with negligible probability (10 standard deviations).
-    spread = math.sqrt(top * (1 + 1 / min(conf.burstiness, 1.0))) if math.isfinite(conf.burstiness) else 0.0
-    return int(top + 10 * spread / min(conf.burstiness, 1.0) + 100)
-
-
-def _times_s(conf: WorkloadConf, count: int, rng: np.random.Generator) -> Float[np.ndarray, " request"]:
-    process = arrival_process(conf.arrival)
-    times = np.zeros(count) if math.isinf(conf.rate) else process(conf, count, rng)
-    if conf.normalize_rate and times[-1] > 0:
-        times = times * (count / conf.rate / times[-1])
-    return times
-
-
-def _scaled(arrival_ns: Int[np.ndarray, " request"], time_scale: float) -> Int[np.ndarray, " request"]:
-    return arrival_ns if time_scale == 1.0 else np.floor(arrival_ns * time_scale + 0.5).astype(np.int64)
-
-
-def _trace_provenance(conf: WorkloadConf) -> str:
-    scale = "" if conf.time_scale == 1.0 else f", times multiplied by {conf.time_scale}"
-    return f"arrivals: replayed from {conf.path}{scale}"
-
-
-def _process_provenance(conf: WorkloadConf) -> str:
-    parts = [f"arrivals: {conf.arrival}"]
-    if conf.arrival not in ("closed_loop", "all_at_once"):
-        parts.append(f"{conf.rate} requests/s")
-    if conf.arrival == "ramp":
-        parts.append(f"rising or falling to {conf.rate_end} requests/s")
-    if conf.arrival in ("gamma", "ramp"):
-        parts.append(f"burstiness {conf.burstiness}")
-    if conf.normalize_rate:
-        parts.append("gaps scaled so that the mean rate is exact")
+def _arrival_provenance(conf: WorkloadConf) -> str:
+    if conf.arrival == "trace":
+        parts = [f"replayed from {conf.path}"]
+        if conf.time_scale != 1:
+            parts.append(f"times multiplied by {conf.time_scale}")
+    else:
+        parts = [conf.arrival]
+        if conf.arrival not in ("closed_loop", "all_at_once"):
+            parts.append(f"{conf.rate} requests/s")
+        if conf.arrival == "ramp":
+            parts.append(f"to {conf.rate_end} requests/s in a straight line")
+        if conf.arrival in ("gamma", "ramp"):
+            parts.append(f"burstiness {conf.burstiness}")
+        if conf.normalize_rate:
+            parts.append("gaps scaled so that the mean rate is exact")
     if conf.concurrency is not None:
         parts.append(f"at most {conf.concurrency} outstanding")
-    return ", ".join(parts)
+    return f"arrivals: {', '.join(parts)}"

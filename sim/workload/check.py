@@ -4,7 +4,7 @@ import math
 
 from sim.workload.arrival import arrival_process
 from sim.workload.conf import WorkloadConf
-from sim.workload.length import length_law
+from sim.workload.length import names as length_names
 
 
 UNTIMED = ("closed_loop", "all_at_once")
@@ -17,8 +17,9 @@ def check_conf(conf: WorkloadConf) -> None:
         raise ValueError(f"workload.over_limit wants drop, truncate or error, got {conf.over_limit!r}")
     if conf.arrival != "trace":
         arrival_process(conf.arrival)
-    if conf.lengths != "trace":
-        length_law(conf)
+    known = [*length_names(), "trace"]
+    if conf.lengths not in known:
+        raise ValueError(f"workload.lengths wants one of {', '.join(known)}, got {conf.lengths!r}")
     _check_combinations(conf)
 
 
@@ -38,7 +39,9 @@ def _check_numbers(conf: WorkloadConf) -> None:
     if conf.prefix_tokens < 0:
         raise ValueError(f"workload.prefix_tokens wants an integer >= 0, got {conf.prefix_tokens}")
     if conf.max_total_tokens is not None and conf.max_total_tokens < 2:
-        raise ValueError(f"workload.max_total_tokens wants an integer >= 2 (prompt and output), got {conf.max_total_tokens}")
+        raise ValueError(
+            f"workload.max_total_tokens wants an integer >= 2 (prompt and output), got {conf.max_total_tokens}"
+        )
     for key in ("range_ratio", "output_range_ratio"):
         value = getattr(conf, key)
         if value is not None and not 0 <= value <= 1:

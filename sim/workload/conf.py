@@ -37,6 +37,7 @@ class WorkloadConf:
       time_scale: arrival times are multiplied by it (0.5 doubles the load; vLLM's `--timed-trace-sec-multiplier`).
       sort: sort by arrival instead of refusing an unsorted trace. shuffle: random order of a trace's lengths.
       hash_block_tokens: tokens per block hash, where the format's own figure (Mooncake 512, timed_trace 16) is wrong.
+    source: where the numbers of this workload come from; printed with the result.
     """
 
     name: str = "workload"
@@ -70,3 +71,4 @@ class WorkloadConf:
     sort: bool = False
     shuffle: bool = False
     hash_block_tokens: int | None = None
+    source: str | None = None

@@ -58,7 +58,9 @@ def accepted(
     rng: np.random.Generator,
     count: int,
     columns: int,
-    propose: Callable[[Float[np.ndarray, "row column"]], tuple[Float[np.ndarray, "row value"], Bool[np.ndarray, " row"]]],
+    propose: Callable[
+        [Float[np.ndarray, "row column"]], tuple[Float[np.ndarray, "row value"], Bool[np.ndarray, " row"]]
+    ],
     what: str,
 ) -> Float[np.ndarray, "request value"]:
     """The first `count` accepted candidates, in order of drawing.

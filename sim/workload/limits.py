@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from sim.workload import draws
 from sim.workload.conf import WorkloadConf
 from sim.workload.length import LengthLaw
-from sim.workload.reader import Trace
+from sim.workload.source import Trace
 
 
 def within_limits(
@@ -27,7 +27,11 @@ def within_limits(
 
     limits = f"workload.max_input_tokens={conf.max_input_tokens}, workload.max_total_tokens={conf.max_total_tokens}"
     pairs = draws.accepted(
-        rng, count, law.uniforms, propose, f"{limits} want some length of workload.lengths={conf.lengths} to fit, got none"
+        rng,
+        count,
+        law.uniforms,
+        propose,
+        f"{limits} want some length of workload.lengths={conf.lengths} to fit, got none",
     )
     long = _too_long(conf, pairs)
     if conf.over_limit == "error" and long.any():
@@ -69,17 +73,7 @@ def limit_trace(conf: WorkloadConf, trace: Trace) -> Trace:
     keep = np.flatnonzero(~long)
     if not len(keep):
         raise ValueError(f"{conf.path}: wanted some request within {limits}, got none")
-    return replace(
-        trace,
-        prompt_tokens=trace.prompt_tokens[keep],
-        output_tokens=trace.output_tokens[keep],
-        line=trace.line[keep],
-        arrival_ns=None if trace.arrival_ns is None else trace.arrival_ns[keep],
-        token_ids=_pick(trace.token_ids, keep),
-        output_token_ids=_pick(trace.output_token_ids, keep),
-        block_hashes=_pick(trace.block_hashes, keep),
-        notes=(*trace.notes, f"{int(long.sum())} of {len(long)} requests over {limits} were dropped"),
-    )
+    return trace.take(keep, f"{int(long.sum())} of {len(long)} requests over {limits} were dropped")
 
 
 def _too_long(conf: WorkloadConf, pairs: Float[np.ndarray, "row 2"]) -> Bool[np.ndarray, " row"]:
@@ -107,7 +101,3 @@ def _truncated(conf: WorkloadConf, pairs: Float[np.ndarray, "row 2"]) -> Float[n
 
 def _cut(rows: list[np.ndarray] | None, size: Int[np.ndarray, " request"]) -> list[np.ndarray] | None:
     return None if rows is None else [row[:n] for row, n in zip(rows, size, strict=True)]
-
-
-def _pick(rows: list[np.ndarray] | None, keep: Int[np.ndarray, " request"]) -> list[np.ndarray] | None:
-    return None if rows is None else [rows[i] for i in keep]

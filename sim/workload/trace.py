@@ -51,7 +51,9 @@ class Workload:
         for key in ("prompt_tokens", "output_tokens", "token_ids", "output_token_ids", "block_hashes"):
             value = getattr(self, key)
             if value is not None and len(value) != requests:
-                raise ValueError(f"a workload wants one entry of {key} per request: {requests} requests, {len(value)} entries")
+                raise ValueError(
+                    f"a workload wants one entry of {key} per request: {requests} requests, {len(value)} entries"
+                )
         if requests == 0:
             raise ValueError("a workload wants at least one request, got none")
         if self.arrival_ns[0] < 0 or np.any(np.diff(self.arrival_ns) < 0):

@@ -132,12 +132,13 @@ def headline(result: SimulationResult, metrics: Metrics) -> str:
         tail, tail_unit = duration(ms(found.percentile_s(99.0)))
         return figure(f"Median {label}", value, unit, f"P99 {tail} {tail_unit}")
 
-    done = f"{metrics.completed:,} of {metrics.completed + metrics.failed:,} requests finished"
+    everyone = metrics.completed + metrics.failed
+    done = f"all {everyone:,} finished" if not metrics.failed else f"{metrics.completed:,} of {everyone:,} finished"
     kv = "–" if metrics.kv_usage_max is None else f"{100 * metrics.kv_usage_max:.0f}"
     preempted = f"{metrics.preemptions:,} preemptions" if metrics.preemptions else "no preemptions"
     price = metrics.usd_per_1m_output
     figures = [
-        figure("Output throughput", quantity(metrics.output_throughput), "tok/s", f"{quantity(metrics.request_throughput)} req/s; {done}"),
+        figure("Output throughput", quantity(metrics.output_throughput), "tok/s", f"{quantity(metrics.request_throughput)} req/s<br>{done}"),
         timed("ttft", "TTFT"),
         timed("tpot", "TPOT"),
         timed("e2el", "E2EL"),
@@ -179,10 +180,10 @@ def slo_html(result: SimulationResult, metrics: Metrics) -> str:
         return ""
     found = latencies(result.requests)
     each = [
-        f"{escape(name.upper())} ≤ {bound:g} ms: {100 * meets(found, {name: bound}).sum() / max(len(result.requests), 1):.1f} %"
+        f"{escape(name.upper())} ≤ {bound:g} ms: {100 * meets(found, {name: bound}).sum() / max(len(result.requests), 1):.1f}%"
         for name, bound in result.slo_ms.items()
     ]
-    whole = f"Goodput {quantity(metrics.request_goodput)} req/s: {100 * (metrics.goodput_share or 0):.1f} % of requests meet every bound"
+    whole = f"Goodput {quantity(metrics.request_goodput)} req/s: {100 * (metrics.goodput_share or 0):.1f}% of requests meet every bound"
     return f'<p class="note">{whole} ({"; ".join(each)}).</p>'
 
 
@@ -192,7 +193,7 @@ def step_note(metrics: Metrics) -> str:
         return '<p class="note">Steps were not recorded in this run.</p>'
     return (
         f'<p class="note">{metrics.steps:,} steps; a batch holds {quantity(metrics.batch_requests_mean)} requests and '
-        f"{quantity(metrics.batch_tokens_mean)} tokens on average; steps fill {100 * (metrics.busy_share or 0):.0f} % of the time.</p>"
+        f"{quantity(metrics.batch_tokens_mean)} tokens on average; steps fill {100 * (metrics.busy_share or 0):.0f}% of the time.</p>"
     )
 
 

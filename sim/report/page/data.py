@@ -12,7 +12,7 @@ from sim.report.tables import GRAPH_MODES
 from sim.units import NS_PER_S
 
 
-TIME_BINS = 240
+TIME_BINS = 160
 HISTOGRAM_BINS = 40
 BATCH_BINS = 32
 PREEMPTION_MARKS = 400
@@ -75,7 +75,7 @@ def _parts(found: Latencies) -> list[dict[str, Any]]:
         return []
     groups = [("all requests", np.ones(len(found.request), bool))]
     if len(found.request) >= 20:
-        groups.append(("slowest 10 % to first token", found.ttft_s >= np.percentile(found.ttft_s, 90)))
+        groups.append(("slowest 10% to first token", found.ttft_s >= np.percentile(found.ttft_s, 90)))
     return [
         {"group": name, "queue": mean(found.queue_s), "prefill": mean(found.prefill_s), "decode": mean(found.decode_s)}
         for name, chosen in groups
@@ -91,7 +91,7 @@ def _time(result: SimulationResult) -> dict[str, Any] | None:
     start_ns, end_ns = np.asarray(steps.start_ns), np.asarray(steps.end_ns)
     span_s = (int(end_ns.max()) - t0_ns) / NS_PER_S
     # A bin narrower than a few steps would show the steps' own rhythm, not the load.
-    slow_s = 4 * float(np.percentile(end_ns - start_ns, 90)) / NS_PER_S
+    slow_s = 8 * float(np.percentile(end_ns - start_ns, 90)) / NS_PER_S
     width_s = nice_width_s(span_s, max(8, min(TIME_BINS, int(span_s / max(slow_s, 1e-9)))))
     found = series(result, width_s)
     at = np.clip(((start_ns - t0_ns) / (width_s * NS_PER_S)).astype(np.int64), 0, len(found.t_s) - 1)

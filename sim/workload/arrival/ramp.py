@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sim.workload.arrival.gamma import unit_gaps
-from sim.workload.conf import DEFAULT_REQUESTS, WorkloadConf
+from sim.workload.conf import WorkloadConf
 
 
 def times_s(conf: WorkloadConf, count: int, rng: np.random.Generator) -> Float[np.ndarray, " request"]:
@@ -14,21 +14,21 @@ def times_s(conf: WorkloadConf, count: int, rng: np.random.Generator) -> Float[n
     Lambda(t) = r0 t + g t^2 / 2, arrival i is at Lambda^-1(s_i), s_i being the unit-rate process's.
     """
     assert conf.rate_end is not None
-    length_s = conf.duration_s if conf.duration_s is not None else ramp_length_s(conf)
+    mean_rate = (conf.rate + conf.rate_end) / 2
+    length_s = conf.duration_s if conf.duration_s is not None else count / mean_rate
     unit = np.cumsum(unit_gaps(conf.burstiness, count, rng))
     growth = (conf.rate_end - conf.rate) / length_s
-    total = (conf.rate + conf.rate_end) / 2 * length_s
+    total = mean_rate * length_s
     # The root of the quadratic in the form that keeps its digits when the growth is small or zero.
     inside = np.minimum(unit, total)
-    ramped = 2 * inside / (conf.rate + np.sqrt(np.maximum(conf.rate * conf.rate + 2 * growth * inside, conf.rate_end * conf.rate_end * (growth < 0))))
+    ramped = (
+        2
+        * inside
+        / (
+            conf.rate
+            + np.sqrt(
+                np.maximum(conf.rate * conf.rate + 2 * growth * inside, conf.rate_end * conf.rate_end * (growth < 0))
+            )
+        )
+    )
     return np.where(unit <= total, ramped, length_s + (unit - total) / conf.rate_end)
-
-
-def ramp_length_s(conf: WorkloadConf) -> float:
-    """How long the ramp takes to expect all requests: num_requests / mean rate."""
-    assert conf.rate_end is not None
-    if conf.num_requests is not None:
-        requests = conf.num_requests
-    else:
-        requests = (conf.rounds or 0) * (conf.concurrency or 0) or DEFAULT_REQUESTS
-    return requests / ((conf.rate + conf.rate_end) / 2)

@@ -53,7 +53,9 @@ def load(name: str) -> Profile:
     """The shipped profile `name`, or the table in the file `name` if it ends in .csv."""
     path = Path(name).expanduser() if name.endswith(".csv") else FOLDER / f"{name}.csv"
     if not path.is_file():
-        raise ValueError(f"workload.profile wants one of {', '.join(names())} or the path of a .csv table, got {name!r}")
+        raise ValueError(
+            f"workload.profile wants one of {', '.join(names())} or the path of a .csv table, got {name!r}"
+        )
     return _load(path)
 
 
@@ -69,7 +71,9 @@ def _load(path: Path) -> Profile:
         elif not columns:
             columns = line.split(",")
             if columns[:3] != ["weight", "input_low", "input_high"] or len(columns) < 5:
-                raise ValueError(f"{path}, line {number}: wanted weight,input_low,input_high,output_0,..., got {line!r}")
+                raise ValueError(
+                    f"{path}, line {number}: wanted weight,input_low,input_high,output_0,..., got {line!r}"
+                )
         else:
             try:
                 row = [float(cell) for cell in line.split(",")]
@@ -84,7 +88,9 @@ def _load(path: Path) -> Profile:
     try:
         levels = np.array([float(column.removeprefix("output_")) for column in columns[3:]])
     except ValueError:
-        raise ValueError(f"{path}: wanted columns output_<level> with levels from 0 to 1, got {','.join(columns)}") from None
+        raise ValueError(
+            f"{path}: wanted columns output_<level> with levels from 0 to 1, got {','.join(columns)}"
+        ) from None
     if levels[0] != 0 or levels[-1] != 1 or np.any(np.diff(levels) <= 0):
         raise ValueError(f"{path}: wanted output levels that rise from 0 to 1, got {','.join(columns[3:])}")
     if np.any(numbers[:, 0] <= 0) or np.any(np.diff(numbers[:, 1:3]) < 0) or np.any(np.diff(numbers[:, 3:]) < 0):
@@ -101,5 +107,7 @@ def law(conf: WorkloadConf) -> LengthLaw:
     def draw(u: Float[np.ndarray, "row 2"]) -> tuple[Float[np.ndarray, "row 2"], Bool[np.ndarray, " row"]]:
         return np.stack(profile.lengths(u[:, 0], u[:, 1]), axis=1), np.ones(len(u), dtype=bool)
 
-    facts = "; ".join(f"{key} {value}" for key, value in profile.facts.items() if key in ("source", "licence", "rows", "note"))
+    facts = "; ".join(
+        f"{key} {value}" for key, value in profile.facts.items() if key in ("source", "licence", "rows", "note")
+    )
     return LengthLaw(2, draw, (f"lengths: profile {conf.profile} ({facts})",))

@@ -1,0 +1,101 @@
+"""The commands of `headway`: what each is for, its options, its example. No import here takes time."""
+
+from dataclasses import dataclass
+
+from scripts.arguments import HELP, JSON, Option
+
+
+SERVE = Option("--serve", 'a server\'s command, "vllm serve MODEL ..."; its flags become keys', "COMMAND")
+BENCH = Option("--bench", 'a load generator\'s flags, "--request-rate 10 ..."; they become keys', "FLAGS")
+ENGINE = Option("--engine", "engine and version, vllm-0.33.0; as engine=, any version", "ENGINE")
+CONFIG_DIR = Option("--config-dir", "a folder of your own with model/, hardware/ ... YAML files", "DIR", many=True)
+CFG = Option("--cfg", "print the whole configuration as YAML and stop (--cfg job)", "WHAT")
+MULTIRUN = Option("--multirun", "run every combination of KEY=A,B and KEY=range(A,B,STEP)", short="-m")
+REPEAT = Option("--repeat", "processes per benchmark, of which the median is printed (3)", "N")
+
+CONFIGURE = (SERVE, ENGINE, CONFIG_DIR, CFG)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command; `module` has `run(arguments) -> Answer`. `keys`: groups whose keys its help lists."""
+
+    name: str
+    module: str
+    usage: str
+    summary: str
+    example: str
+    options: tuple[Option, ...] = ()
+    keys: tuple[str, ...] = ()
+    more: str = ""
+
+    @property
+    def all_options(self) -> tuple[Option, ...]:
+        """Its own options and those that every command has."""
+        return (*self.options, JSON, HELP)
+
+
+ALL_KEYS = ("", "model", "hardware", "workload", "engine", "deployment", "slo")
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command(
+            "simulate",
+            "scripts.simulate",
+            "[KEY=VALUE ...] [options]",
+            "run a workload on a deployment: benchmark numbers, tables, a page",
+            "headway simulate model=llama-3.1-8b hardware=h100-sxm workload=sharegpt workload.rate=10",
+            (SERVE, BENCH, ENGINE, MULTIRUN, CONFIG_DIR, CFG),
+            ALL_KEYS,
+            "A group takes a shipped name, or a file: model=PATH/config.json (or a HuggingFace id), hardware=chip.yaml,\n"
+            "workload=trace.csv. Exit code 0: done; 2: bad input or a deployment that does not fit, in one sentence.",
+        ),
+        Command(
+            "memory",
+            "scripts.memory",
+            "[KEY=VALUE ...] [options]",
+            "how much KV cache fits, term by term, as the engine logs it",
+            "headway memory model=llama-3.3-70b hardware=h100-sxm deployment=tp4",
+            CONFIGURE,
+            ("model", "hardware", "engine", "deployment"),
+        ),
+        Command(
+            "models",
+            "scripts.models",
+            "[NAME]",
+            "the shipped models, or one of them (or a config.json) in full",
+            "headway models qwen3-32b",
+        ),
+        Command(
+            "hardware",
+            "scripts.hardware",
+            "[NAME]",
+            "the shipped devices, or one of them (or a YAML file) in full",
+            "headway hardware h100-sxm",
+        ),
+        Command(
+            "collect",
+            "scripts.collect",
+            "DIR",
+            "the results of a multirun in one table",
+            "headway collect multirun/2026-01-31/12-00-00",
+        ),
+        Command(
+            "validate",
+            "scripts.validate",
+            "run=DIR [workload=FILE] [KEY=VALUE ...]",
+            "replay a measured run and print measured, predicted and error",
+            "headway validate run=bench/Llama-3.1-8B",
+            (CONFIG_DIR,),
+        ),
+        Command(
+            "bench",
+            "scripts.bench",
+            "[NAME ...] [--repeat N]",
+            "how fast the simulator itself is",
+            "headway bench startup event-counted",
+            (REPEAT,),
+        ),
+    )
+}

@@ -1,0 +1,72 @@
+"""The help texts. The keys of a configuration are described in `keys.yaml`; defaults are read from the schema itself."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from scripts.commands import COMMANDS, Command
+
+
+HEAD = "Headway simulates LLM inference serving: what a deployment would measure, without the hardware."
+
+
+def overview() -> str:
+    """`headway --help`: one screen."""
+    rows = "\n".join(f"  {command.name:<10} {command.summary}" for command in COMMANDS.values())
+    return f"""{HEAD}
+
+usage: headway COMMAND [KEY=VALUE ...] [options]
+
+{rows}
+
+Every command takes --json (one JSON object on standard output, nothing else) and --help.
+`headway COMMAND --help` shows its keys with units and defaults.
+
+examples:
+  headway simulate model=llama-3.1-8b hardware=h100-sxm workload=sharegpt workload.rate=10
+  headway simulate --serve "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2" \\
+                   --bench "--request-rate 10 --num-prompts 300"
+  headway simulate -m workload.rate=1,2,4,8          # one run per rate, then: headway collect DIR
+  headway memory model=llama-3.3-70b hardware=h100-sxm deployment=tp4"""
+
+
+def command_help(command: Command) -> str:
+    """`headway COMMAND --help`."""
+    lines = [f"headway {command.name}: {command.summary}", "", f"usage: headway {command.name} {command.usage}"]
+    lines += ["", "example:", f"  {command.example}", "", "options:"]
+    for option in command.all_options:
+        name = ", ".join(filter(None, (option.short, option.name))) + (f" {option.value}" if option.value else "")
+        lines.append(f"  {name:<22} {option.text}")
+    if command.more:
+        lines += ["", command.more]
+    if command.keys:
+        lines += key_table(command.keys)
+    return "\n".join(lines)
+
+
+def key_table(groups: tuple[str, ...]) -> list[str]:
+    """The keys of these groups ("" for those without one) with default and description."""
+    import yaml
+
+    described: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("keys.yaml").read_text())
+    lines = []
+    for group in groups:
+        lines += ["", f"{group or 'general'}:" + (f" {group}=NAME or a file" if group not in ("", "slo") else "")]
+        for key, text in described[group or "general"].items():
+            shown = f"{group}.{key}" if group else key
+            lines.append(f"  {shown:<36} {default_of(group, key):<14} {text}")
+    return lines
+
+
+def default_of(group: str, key: str) -> str:
+    """The default of a key, as one would write it; `-` where there is none or the engine decides."""
+    from conf.schema import SCHEMAS, SimulateConf
+
+    schema = SCHEMAS[group] if group else SimulateConf
+    field = next(field for field in dataclasses.fields(schema) if field.name == key)
+    value: Any = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if value is dataclasses.MISSING or value is None or value in ("", [], {}) or dataclasses.is_dataclass(value):
+        return "-"
+    if isinstance(value, list):
+        return f"[{','.join(f'{item:g}' for item in value)}]"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,205 @@
+"""A server's command line: `vllm serve`, `sglang serve` or `trtllm-serve`."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from conf.files import by_hf_id, choices, looks_like_file
+from conf.mistakes import did_you_mean, nearest
+from scripts.vllm_flags.parser import Given, parse_flags, words_of
+from scripts.vllm_flags.translation import Rule, Translation, apply, literal, table
+
+
+SERVE, BENCH, SGLANG, TRTLLM = "vllm serve", "vllm bench serve", "sglang serve", "trtllm-serve"
+
+# How each program may begin, and the engine whose profiles it is run with.
+STARTS = {
+    ("vllm", "bench", "serve"): BENCH,
+    ("vllm", "serve"): SERVE,
+    ("python", "-m", "vllm.entrypoints.openai.api_server"): SERVE,
+    ("sglang", "serve"): SGLANG,
+    ("python", "-m", "sglang.launch_server"): SGLANG,
+    ("trtllm-serve", "serve"): TRTLLM,
+    ("trtllm-serve",): TRTLLM,
+}
+ENGINES = {SERVE: "vllm", SGLANG: "sglang", TRTLLM: "trtllm"}
+ONLY_MEMORY = (
+    "is read for its model, parallel sizes and memory settings: `headway memory` follows its memory rule; "
+    "its scheduler is not simulated yet"
+)
+
+
+def program_of(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Which program a command starts, and its arguments. `ValueError` for any other program."""
+    plain = [Path(words[0]).name if words else "", *words[1:]]
+    if re.fullmatch(r"python3?(\.\d+)?", plain[0]):
+        plain[0] = "python"
+    for start, program in STARTS.items():
+        if tuple(plain[: len(start)]) == start:
+            return program, plain[len(start) :]
+    raise ValueError(
+        "--serve wants a whole command in quotes, `vllm serve MODEL ...` (or sglang serve, trtllm-serve), "
+        f"got {' '.join(words)!r}."
+    )
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """`0.33` -> (0, 33, 0), for ordering."""
+    numbers = tuple(int(part) for part in version.split("."))
+    return (numbers + (0, 0))[:3]
+
+
+def choose_engine(name: str, wanted: str | None) -> list[str]:
+    """Overrides for the engine `name` at `wanted` (`vllm-0.33.0`, `vllm@0.33`, `0.33.0`), or at its default version.
+
+    A version without a profile of its own takes the nearest earlier one, which the settings then say.
+    """
+    profiles = [choice for choice in choices("engine") if choice.startswith(f"{name}-")]
+    known = {choice.removeprefix(f"{name}-"): choice for choice in profiles}
+    newest_first = sorted(known, key=version_key, reverse=True)
+    if wanted is None:
+        return [] if name == "vllm" else [f"engine={known[newest_first[0]]}"]
+    found = re.fullmatch(rf"(?:{name}[-@]?)?v?(\d+(?:\.\d+){{0,2}})", wanted.lower())
+    if not found:
+        raise ValueError(f"--engine wants {name}-VERSION, got {wanted}{did_you_mean(nearest(wanted, profiles))}")
+    version = version_key(found[1])
+    profile = next((known for known in newest_first if version_key(known) <= version), None)
+    if profile is None:
+        raise ValueError(f"--engine {wanted}: the earliest {name} known is {newest_first[-1]}.")
+    exact = version_key(profile) == version
+    return [f"engine={known[profile]}"] + ([] if exact else [f'engine.version="{found[1]}"'])
+
+
+def serve(command: str, engine: str | None = None) -> Translation:
+    """Translate a server's command line."""
+    program, words = program_of(words_of(command))
+    if program == BENCH:
+        raise ValueError("--serve wants the server's command; give `vllm bench serve ...` as --bench.")
+    names, shorts = table(program)
+    given = parse_flags(words, names, shorts, program, {BENCH: table(BENCH)[0]})
+    out = Translation(choose_engine(ENGINES[program], engine))
+    model_flag = "model-path" if program == SGLANG else "model"
+    model = given.flags.get(model_flag) or (given.words.pop(0) if given.words else None)
+    if model is None:
+        raise ValueError(f"{program} wants a model: a HuggingFace id, or the path of a folder with its config.json.")
+    if given.words:
+        raise ValueError(f"{program}: {given.words[0]!r} belongs to no flag.")
+    given.flags[model_flag] = model
+    apply(given, program, RULES, out)
+    if program != SERVE:
+        out.notes.append(f"{program} {ONLY_MEMORY}")
+    return out
+
+
+def model_rule(given: Given, out: Translation) -> None:
+    """The catalogue's name of a HuggingFace id, or a local folder or file."""
+    model = given.flags.get("model") or given.flags["model-path"]
+    path = Path(model).expanduser()
+    local = path.exists() or (looks_like_file(model) and not re.fullmatch(r"[\w.-]+/[\w.-]+", model))
+    out.set("model", model if local else by_hf_id(model))
+
+
+def data_parallel_rule(given: Given, out: Translation) -> None:
+    """Ranks become replicas."""
+    size = given.flags.get("data-parallel-size") or given.flags.get("dp-size")
+    out.set("deployment.replicas", size)
+    if size != 1:
+        out.notes.append(
+            f"data parallelism becomes {size} replicas behind a router, each with all weights: "
+            "right for dense models; experts spread over the ranks are not modelled yet"
+        )
+
+
+def dtype_rule(given: Given, out: Translation) -> None:
+    """The type of activations and unquantised weights."""
+    if given.flags["dtype"] != "auto":
+        out.set("model.dtype", given.flags["dtype"])
+
+
+def quantization_rule(given: Given, out: Translation) -> None:
+    """What the engine makes of a checkpoint that does not say itself how it is quantised."""
+    out.set("model.quantization", given.flags["quantization"])
+
+
+def hf_overrides_rule(given: Given, out: Translation) -> None:
+    """Keys of the model's config.json."""
+    out.overrides += [f"++model.config.{key}={literal(value)}" for key, value in given.flags["hf-overrides"].items()]
+
+
+def max_model_len_rule(given: Given, out: Translation) -> None:
+    """A length, or the model's own for `auto`."""
+    value = given.flags.get("max-model-len") or given.flags.get("context-length") or given.flags.get("max-seq-len")
+    if value in ("auto", -1):
+        out.notes.append(
+            "--max-model-len auto: the model's own limit is taken; `headway memory` says if it does not fit"
+        )
+    else:
+        out.set("engine.max_model_len", value)
+
+
+def compilation_rule(given: Given, out: Translation) -> None:
+    """The CUDA-graph settings of the compilation config."""
+    config = given.flags["compilation-config"]
+    if isinstance(config, int):
+        return set_level(str(config), out)
+    keys = {
+        "cudagraph_mode": "engine.cudagraph_mode",
+        "cudagraph_capture_sizes": "engine.cudagraph_capture_sizes",
+        "max_cudagraph_capture_size": "engine.max_cudagraph_capture_size",
+    }
+    for key, value in config.items():
+        if key in ("level", "mode"):
+            set_level(str(value), out)
+        elif key == "full_cuda_graph" and value:
+            out.set("engine.cudagraph_mode", "FULL")
+        elif key in keys:
+            out.set(keys[key], value.upper() if isinstance(value, str) else value)
+        else:
+            out.ignored.append(
+                (f"--compilation-config.{key}", "compiled kernels are priced by the device's achieved rates")
+            )
+    return None
+
+
+def set_level(level: str, out: Translation) -> None:
+    """Optimisation level 0 is eager without graphs; the others differ in compile time and fusion."""
+    if level in ("0", "NONE"):
+        out.set("engine.cudagraph_mode", "NONE")
+    elif level not in ("2", "3", "VLLM_COMPILE"):
+        out.ignored.append((f"-O{level}", "only level 0 (no CUDA graphs) and the default are told apart"))
+
+
+def optimization_rule(given: Given, out: Translation) -> None:
+    """`-O0` to `-O3`."""
+    set_level(given.flags["optimization-level"], out)
+
+
+def hybrid_rule(given: Given, out: Translation) -> None:
+    """One block table for all layers, or one per kind of attention."""
+    out.set("engine.hybrid_kv_cache", not given.flags["disable-hybrid-kv-cache-manager"])
+
+
+def no_prefix_caching_rule(given: Given, out: Translation) -> None:
+    """SGLang's switch is the other way round."""
+    out.set("engine.enable_prefix_caching", not given.flags["disable-radix-cache"])
+
+
+def expert_size_rule(given: Given, out: Translation) -> None:
+    """Any expert-parallel size above 1."""
+    if given.flags["ep-size"] != 1:
+        out.set("deployment.expert_parallel", True)
+
+
+RULES: dict[str, Rule] = {
+    "model": model_rule,
+    "data_parallel": data_parallel_rule,
+    "dtype": dtype_rule,
+    "quantization": quantization_rule,
+    "hf_overrides": hf_overrides_rule,
+    "max_model_len": max_model_len_rule,
+    "compilation": compilation_rule,
+    "optimization": optimization_rule,
+    "hybrid": hybrid_rule,
+    "no_prefix_caching": no_prefix_caching_rule,
+    "expert_size": expert_size_rule,
+}

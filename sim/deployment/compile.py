@@ -1,0 +1,129 @@
+"""From what a user asked for to a checked plan: engine settings, plan arrays, and what had to be assumed."""
+
+from collections.abc import Iterator
+
+from sim.deployment.conf import DeploymentConf
+from sim.deployment.engine import EngineConf, EngineSettings
+from sim.deployment.formats import format_of
+from sim.deployment.lower import attention_family, library, lower
+from sim.deployment.plan import Plan
+from sim.deployment.settings import resolve_engine
+from sim.hardware.collectives import collective_constants
+from sim.hardware.node import Node
+from sim.hardware.spec import DeviceConf
+from sim.model.spec import MLA, Attention, ModelSpec, Recurrent
+
+
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
+
+
+def compile_plan(
+    model: ModelSpec, device: DeviceConf, engine_conf: EngineConf, deployment_conf: DeploymentConf
+) -> Plan:
+    """Check a deployment and compile it.
+
+    **Raises:** ValueError, one sentence, for sizes below 1 or that do not divide the model, more ranks than
+    one scale-up domain or node holds, pipeline stages, a format the device cannot compute, and engine settings out of range.
+    """
+    _check_shape(model, device, deployment_conf)
+    ranks = deployment_conf.tensor_parallel
+    experts = ranks if deployment_conf.expert_parallel and model.is_moe else 1
+    model.check(ranks, 1, experts)
+    settings = resolve_engine(engine_conf, model, device, deployment_conf)
+    arrays = lower(model, device, ranks, experts, settings.kv_bytes_per_element, engine=settings.name)
+    specs = tuple(layer.mixer.cache(ranks, settings.kv_bytes_per_element) for layer in model.layers)
+    return Plan(
+        model=model,
+        device=device,
+        engine=settings,
+        deployment=deployment_conf,
+        arrays=arrays,
+        weight_bytes=model.weight_bytes(ranks, 1, experts),
+        kv_specs=(specs,),
+        gpus=deployment_conf.replicas * ranks,
+        assumptions=tuple(_assumptions(model, device, settings, deployment_conf, experts)),
+        not_modelled=tuple(_not_modelled(model, device, settings, deployment_conf)),
+    )
+
+
+def _check_shape(model: ModelSpec, device: DeviceConf, deployment: DeploymentConf) -> None:
+    for key in ("replicas", "tensor_parallel", "pipeline_parallel"):
+        value = getattr(deployment, key)
+        if value < 1:
+            raise ValueError(f"deployment.{key} must be at least 1, got {value}.")
+    if deployment.pipeline_parallel > 1:
+        raise ValueError(
+            f"pipeline stages cannot be simulated yet, got deployment.pipeline_parallel={deployment.pipeline_parallel}; "
+            "set it to 1 and use deployment.tensor_parallel."
+        )
+    island = Node(device).island
+    if deployment.tensor_parallel > island:
+        raise ValueError(
+            f"deployment.tensor_parallel={deployment.tensor_parallel} needs more {device.name} than the {island:.0f} that one "
+            "node or scale-up domain holds; lower it, or raise hardware.devices_per_node."
+        )
+    if deployment.expert_parallel and not model.is_moe:
+        raise ValueError(f"deployment.expert_parallel is set, but {model.name} has no experts; set it to false.")
+
+
+def _assumptions(
+    model: ModelSpec, device: DeviceConf, settings: EngineSettings, deployment: DeploymentConf, experts: int
+) -> Iterator[tuple[str, str, str]]:
+    """Rows (what, value, source)."""
+
+    def source(key: str, part: str = "") -> str:
+        return device.sources.get(f"{key}.{part}", device.sources.get(key, "device file, no source given"))
+
+    achieved = device.memory_bytes_per_s * device.memory_efficiency
+    yield "memory stream rate", f"{achieved / 1e12:.2f} TB/s", source("memory_efficiency")
+    for stored in sorted(_stored(model)):
+        form = format_of(stored, device)
+        rate = f"{form.flops_per_s / 1e12:.0f} TFLOP/s in {form.computed}"
+        yield f"{stored} products", rate, source("matmul_efficiency", form.computed)
+        if stored not in (form.computed, "fp32", "bf16", "fp16"):
+            why = "weight-only format" if stored == "int4" else f"{device.name} has no {stored} peak"
+            yield f"{stored} weights", f"dequantised to {form.computed} inside each product", why
+    if any(isinstance(layer.mixer, Attention | MLA) for layer in model.layers):
+        family = attention_family(device)
+        yield "attention kernel", family["name"], family["source"]
+    if device.memory_bytes_estimated:
+        yield "device memory", f"{device.memory_bytes / 2**30:.2f} GiB", source("memory_bytes")
+    if model.is_moe:
+        yield "expert load", "even over experts and ranks", "assumed: routing depends on the text"
+    if experts > 1:
+        yield "expert parallelism", f"experts on {experts} ranks, summed by all-reduce", "vLLM without data parallelism"
+    if deployment.tensor_parallel > 1:
+        found = collective_constants(device, "all_reduce", deployment.tensor_parallel, library(settings.name))
+        yield "all-reduce", "estimated" if found.estimated else "measured constants", found.source
+    for key in LIMITS:
+        yield key, f"{getattr(settings, key):g}", settings.origin.get(key, "engine configuration")
+    for note in settings.notes:
+        yield "engine", note, "engine profile"
+    for note in model.notes:
+        yield "model", note, model.source or "model configuration"
+
+
+def _stored(model: ModelSpec) -> set[str]:
+    formats = {matrix.dtype for layer in model.layers for matrix in layer.linears(model.hidden, 1)}
+    routed = (layer.ffn.routed(model.hidden, 1) for layer in model.layers)
+    return formats | {part.dtype for part in routed if part is not None} | {model.lm_head(1).dtype}
+
+
+def _not_modelled(
+    model: ModelSpec, device: DeviceConf, settings: EngineSettings, deployment: DeploymentConf
+) -> Iterator[str]:
+    yield "warm-up of a freshly started engine (the first requests of a real run are slower)"
+    yield "HTTP, tokenising and detokenising beyond the engine profile's pick-up time"
+    yield "penalties, guided decoding and log-probabilities in the sampler"
+    if model.draft_layers:
+        yield "speculative decoding: draft layers are not run"
+    if model.is_moe:
+        yield "uneven expert load"
+    if attention_family(device)["wave"] and not any(isinstance(layer.mixer, MLA) for layer in model.layers):
+        yield "keys re-read from memory when a mixed batch's context exceeds the last-level cache"
+    if any(isinstance(layer.mixer, Recurrent) for layer in model.layers):
+        yield "state layers' scan at its own rate: a quarter of the matrix ceiling is assumed"
+    if deployment.tensor_parallel > 1:
+        yield "overlap of collectives with compute"
+    if device.kind != "gpu":
+        yield f"tiles and launch of a {device.kind}: those of a GPU are used"

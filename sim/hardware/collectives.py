@@ -1,0 +1,189 @@
+"""Constants of the three-protocol form by device, operation and group size, measured where somebody measured.
+
+One collective over a buffer of m bytes takes about the (soft) minimum over LL, LL128 and Simple of
+`a + factor m / bandwidth`. m is the full buffer of one rank: the tensor of an all-reduce, the gathered output of an
+all-gather, the input of a reduce-scatter, all that a rank sends in an all-to-all, the message of a send.
+"""
+
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+
+from sim.hardware.collective_table import ANY_GROUP, CollectiveRow, Triple, shipped_rows, triple
+from sim.hardware.node import Node, usable_bytes_per_s
+from sim.hardware.spec import DeviceConf, LinkConf
+
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+LIBRARIES = ("vllm", "sglang", "trtllm", "nccl")
+
+
+class CollectiveConstants(NamedTuple):
+    """What a plan needs of one communicator: latency and bandwidth by protocol, and the algorithm's traffic factor."""
+
+    a_s: Triple
+    bytes_per_s: Triple
+    factor: float
+    source: str
+    estimated: bool
+
+
+def algorithm_steps(op: str, group: int) -> int:
+    """Ring steps: 2 (n - 1) for an all-reduce, n - 1 for its halves and all-to-all, 1 for a send."""
+    return {"all_reduce": 2 * (group - 1), "send_recv": 1}.get(op, group - 1)
+
+
+def algorithm_factor(op: str, group: int) -> float:
+    """Bytes each rank sends over the bytes of its buffer: 2 (n - 1)/n for an all-reduce, (n - 1)/n, or 1 for a send."""
+    share = (group - 1) / group
+    return {"all_reduce": 2 * share, "send_recv": 1.0}.get(op, share)
+
+
+def collective_constants(device: DeviceConf, op: str, group: int, library: str = "vllm") -> CollectiveConstants:
+    """Constants of `op` among `group` neighbouring ranks of `device`.
+
+    The all-reduce of an engine (`library` vllm, sglang, trtllm) is what that engine runs in a captured graph: its
+    own kernels up to their size limit, NCCL above; the other operations are NCCL's. Preference: measured
+    for this group; the same library's fit over all groups; another library at this group; the group's all-reduce
+    with a lower latency; a formula from the link's latency and rate. Across nodes, network hops are added and the
+    bandwidth is capped by the nodes' NICs (all NICs of a node serve a ring; an all-to-all has one per rank).
+
+    **Arguments:**
+
+    - `device`: supplies links, `devices_per_node` and the measured family (`device.collectives`).
+    - `op`: one of `OPERATIONS`. For `send_recv`, `group` is the span of ranks between the two, both included.
+    - `group`: ranks; 1 costs nothing.
+    - `library`: one of `LIBRARIES`.
+
+    **Raises:** `ValueError` for an unknown operation, library, family, or a group below 1.
+    """
+    if op not in OPERATIONS or library not in LIBRARIES or group < 1:
+        raise ValueError(
+            f"collective_constants wants op in {', '.join(OPERATIONS)}, library in {', '.join(LIBRARIES)} "
+            f"and a group of at least 1 rank, got op={op}, library={library}, group={group}."
+        )
+    if group == 1:
+        return CollectiveConstants((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), 0.0, "one rank: nothing to move", False)
+    node = Node(device)
+    nodes = node.nodes_for(group)
+    if nodes == 1:
+        return _inside(device, op, group, node.link_for(group), library)
+    return _across(device, op, group, node, nodes, library)
+
+
+def _inside(device: DeviceConf, op: str, group: int, link: LinkConf, library: str) -> CollectiveConstants:
+    measured = "all_to_all" if op == "send_recv" else op
+    ranks = 2 if op == "send_recv" else group
+    factor = algorithm_factor(op, group)
+    family = _family(device, link)
+    found = _measured(device.collectives, measured, ranks, library) if family else None
+    if family is None or found is None:
+        a_s, bytes_per_s, source = _formula(op, ranks, link)
+        return CollectiveConstants(a_s, bytes_per_s, factor, source, True)
+    row, latency_ratio, exact = found
+    steps = algorithm_steps(row.op, ranks) if row.group == ANY_GROUP else 0
+    scale = link.bytes_per_s / family["bytes_per_s"]
+    a_s = triple((a + steps * hop) * latency_ratio for a, hop in zip(row.a_s, row.hop_s, strict=True))
+    own = device.name in family["devices"] and scale == 1.0
+    notes = [row.source]
+    if not own:
+        notes.append(f"measured on {', '.join(family['devices'])}, bandwidth x {scale:.3g}")
+    if not exact:
+        notes.append(f"carried over to {op} of {ranks} ranks from {row.op} of {row.group or 'other groups'}")
+    return CollectiveConstants(
+        a_s,
+        triple(scale * b for b in row.bytes_per_s),
+        factor,
+        "; ".join(notes),
+        not (own and exact and op == measured),
+    )
+
+
+def _measured(family: str, op: str, group: int, library: str) -> tuple[CollectiveRow, float, bool] | None:
+    """Best row for an operation, the ratio to apply to its latency, and whether it is a measurement of just this."""
+    table = _table()
+    own = library if op == "all_reduce" else "nccl"
+    others = [name for name in LIBRARIES if name != own]
+    for name, size in [(own, group), (own, ANY_GROUP), *((name, group) for name in others)]:
+        row = table.get((family, name, op, size))
+        if row:
+            return row, 1.0, (name, size) == (own, group)
+    if op == "all_reduce":
+        return None
+    reduced = _measured(family, "all_reduce", group, "nccl")
+    return reduced and (reduced[0], float(_links()["derived"]["latency_ratio"]), False)
+
+
+def _formula(op: str, ranks: int, link: LinkConf) -> tuple[Triple, Triple, str]:
+    """Ring of three protocols over one link: base + steps x (protocol's hop, at least the link's latency)."""
+    kind, protocols = _link_class(link), _links()["protocols"]
+    steps = algorithm_steps(op, ranks)
+    bus = kind["efficiency"] * usable_bytes_per_s(link, ranks)
+    a_s = triple(
+        base + steps * max(hop, link.latency_s) for base, hop in zip(protocols["base_s"], kind["hop_s"], strict=True)
+    )
+    source = f"estimated from {link.kind} {link.bytes_per_s / 1e9:g} GB/s: {protocols['source']}; {kind['source']}"
+    return a_s, triple(share * bus for share in protocols["bandwidth_share"]), source
+
+
+def _across(device: DeviceConf, op: str, group: int, node: Node, nodes: int, library: str) -> CollectiveConstants:
+    network = _links()["links"]["network"]
+    hops = [max(hop, device.nic.latency_s) for hop in network["hop_s"]]
+    rate = network["efficiency"] * device.nic.bytes_per_s
+    factor = algorithm_factor(op, group)
+    if rate == 0:
+        raise ValueError(
+            f"{op} of {group} ranks spans {nodes} nodes of {device.name}, which has no network link; "
+            "set nic in its device file or use a smaller group."
+        )
+    link = f"{device.nic.kind} {device.nic.bytes_per_s / 1e9:g} GB/s per device"
+    note = f"estimated across {nodes} nodes: {link}; {network['source']}"
+    if op == "send_recv":
+        base = _links()["protocols"]["base_s"]
+        return CollectiveConstants(
+            triple(b + hop for b, hop in zip(base, hops, strict=True)), (rate, rate, rate), factor, note, True
+        )
+    local = int(node.island)
+    inside = collective_constants(device, op, local, library)
+    if local == 1:
+        inside = inside._replace(a_s=triple(_links()["protocols"]["base_s"]))
+    # All-reduce climbs a tree of nodes and comes back; the others go round a ring.
+    crossings = 2 * (nodes - 1).bit_length() if op == "all_reduce" else nodes - 1
+    a_s = triple(a + crossings * hop for a, hop in zip(inside.a_s, hops, strict=True))
+    cap = rate * (group - 1) / (group - local) if op == "all_to_all" else rate * local
+    bandwidths = [min(b, cap) for b in inside.bytes_per_s] if local > 1 else [cap] * 3
+    return CollectiveConstants(a_s, triple(bandwidths), factor, f"{inside.source}; {note}", True)
+
+
+def _family(device: DeviceConf, link: LinkConf) -> dict[str, Any] | None:
+    """The measured family of a device, if it was measured over this kind of link."""
+    if not device.collectives:
+        return None
+    families = _links()["families"]
+    if device.collectives not in families:
+        raise ValueError(
+            f"Device {device.name}: collectives must be one of {', '.join(families)} or empty, "
+            f"got {device.collectives}; correct collectives in its file."
+        )
+    family = families[device.collectives]
+    return family if family["link"] == link.kind else None
+
+
+def _link_class(link: LinkConf) -> dict[str, Any]:
+    links = _links()["links"]
+    return links.get(link.kind, links["other"])
+
+
+@cache
+def _links() -> dict[str, Any]:
+    content = OmegaConf.create((resources.files("sim.hardware") / "links.yaml").read_text())
+    container = OmegaConf.to_container(content)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+@cache
+def _table() -> dict[tuple[str, str, str, int], CollectiveRow]:
+    return {(row.family, row.library, row.op, row.group): row for row in shipped_rows()}

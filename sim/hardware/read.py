@@ -1,0 +1,106 @@
+"""Device files: the shipped catalogue, a user's own YAML file, and files that other packages ship.
+
+A third package offers devices through the entry-point group `headway.devices`; each entry point names a package (or
+module) in whose folder the YAML files lie:
+
+```toml
+[project.entry-points."headway.devices"]
+acme = "acme_devices"
+```
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata, resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sim.hardware.check import device_from, nearest
+from sim.hardware.spec import DeviceConf
+
+
+ENTRY_POINTS = "headway.devices"
+SUFFIXES = (".yaml", ".yml")
+
+
+def list_devices() -> list[str]:
+    """Names that `load_device` knows: the catalogue and what plug-ins ship, sorted."""
+    return sorted({*_catalogue(), *_plugins()})
+
+
+def load_device(name_or_path: str | Path) -> DeviceConf:
+    """Reads one device by its catalogue name (case, `_` and spaces do not matter) or from a YAML file.
+
+    **Arguments:**
+
+    - `name_or_path`: `h100-sxm`, a plug-in's name, or a path that ends in `.yaml` or `.yml`.
+
+    **Raises:** `ValueError` with one sentence for an unknown name, a missing or broken file, or wrong content
+    (see `sim.hardware.check.device_from`).
+    """
+    text = str(name_or_path)
+    if text.lower().endswith(SUFFIXES):
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise ValueError(f"hardware={text}: there is no such file; give a device file or a name such as h100-sxm.")
+        return device_from(_content(path, text), origin=text)
+    name = text.strip().lower().replace("_", "-").replace(" ", "-")
+    file = _catalogue().get(name) or _plugins().get(name)
+    if file is not None:
+        return device_from(_content(file, name), origin=name)
+    known = list_devices()
+    raise ValueError(
+        f"hardware={text} is not a known device{nearest(name, known)}; `headway hardware` lists the "
+        f"{len(known)} names, and a path ending in .yaml reads your own file."
+    )
+
+
+@cache
+def _catalogue() -> dict[str, Traversable]:
+    return _files(resources.files("conf") / "hardware")
+
+
+def _plugins() -> dict[str, Traversable]:
+    """Device files of installed plug-ins; two sources of one name are an error, not a race."""
+    found: dict[str, Traversable] = {}
+    for point in sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        try:
+            files = _files(resources.files(point.value.split(":")[0]))
+        except (ImportError, TypeError) as error:
+            raise ValueError(
+                f"Device plug-in {point.name} ({point.value}) cannot be read: {error}; "
+                "reinstall or remove that package."
+            ) from error
+        for name, file in files.items():
+            if name in _catalogue() or name in found:
+                raise ValueError(
+                    f"Device plug-in {point.name} ({point.value}) ships the device {name}, which exists already; "
+                    f"rename its file {name}.yaml or remove that package."
+                )
+            found[name] = file
+    return found
+
+
+def _files(folder: Traversable) -> dict[str, Traversable]:
+    return {Path(file.name).stem.lower(): file for file in folder.iterdir() if file.name.lower().endswith(SUFFIXES)}
+
+
+def _content(file: Traversable, origin: str) -> Mapping[str, Any]:
+    """A file's mapping, numbers as YAML 1.2 reads them (`1e12` is a number), interpolations resolved."""
+    try:
+        with file.open("rb") as stream:
+            text = stream.read().decode("utf-8")
+        container = OmegaConf.to_container(OmegaConf.create(text), resolve=True) if text.strip() else {}
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"Device file {origin} is not valid YAML: {reason}; correct the file.") from error
+    if not isinstance(container, dict):
+        raise ValueError(
+            f"Device file {origin} must hold keys and values, got {type(container).__name__}; see a catalogue file."
+        )
+    return {str(key): value for key, value in container.items()}

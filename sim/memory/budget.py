@@ -1,0 +1,202 @@
+"""How many KV blocks a deployment has, by its engine's own rule, and what would fit if it does not."""
+
+from dataclasses import replace
+
+from sim.deployment.conf import DeploymentConf
+from sim.deployment.engine import EngineSettings
+from sim.hardware.spec import DeviceConf
+from sim.memory.groups import CacheLayout, RequestShape, largest_length, layer_caches, layout, state_block_size
+from sim.memory.sglang import sglang_terms
+from sim.memory.terms import MemoryBudget, StageBudget, Term
+from sim.memory.trtllm import trtllm_terms
+from sim.memory.vllm import vllm_margin, vllm_terms
+from sim.model.spec import ModelSpec
+from sim.units import GIB
+
+
+_TERMS = {"vllm": vllm_terms, "sglang": sglang_terms, "trtllm": trtllm_terms}
+
+
+def memory_budget(
+    model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf
+) -> MemoryBudget:
+    """The memory sum of one rank, and the KV blocks it leaves.
+
+    Per pipeline stage: the engine's terms, what is left, `floor(left / bytes per block)` blocks; the worst stage
+    decides. `kv_cache_memory_bytes` replaces what is left, `num_gpu_blocks_override` the blocks (not the check
+    at start-up). What does not fit is no error: `fits` is false and `verdict` says what would. ValueError for a model
+    that the parallel shape does not divide, a cache that the version refuses, or an unknown memory rule.
+    """
+    budget = _budget(model, device, engine, deployment)
+    if budget.fits:
+        return budget
+    longest = largest_length(lambda m: _starts(budget, _shape(engine, budget.layout, m)), engine.max_model_len)
+    if longest and budget.available_bytes > 0:
+        advice = f"the largest max_model_len that fits is {longest:,} tokens"
+        return replace(budget, longest_model_len=longest, verdict=f"{budget.verdict}; {advice}.")
+    smallest = _smallest_tensor_parallel(model, device, engine, deployment)
+    advice = (
+        f"it fits with tensor_parallel={smallest}"
+        if smallest
+        else "no tensor-parallel size of up to 64 that divides the model makes it fit"
+    )
+    verdict = f"{budget.verdict}; {advice}."
+    return replace(budget, longest_model_len=0, smallest_tensor_parallel=smallest, verdict=verdict)
+
+
+def request_shape(engine: EngineSettings, cache: CacheLayout) -> RequestShape:
+    """The longest request of these settings, as the block count of `cache` sees it."""
+    return _shape(engine, cache, engine.max_model_len)
+
+
+def _shape(engine: EngineSettings, cache: CacheLayout, length: int) -> RequestShape:
+    states_reused = engine.prefix_caching and cache.rule != "0.10.2"
+    return RequestShape(length, engine.max_num_batched_tokens, engine.batches_in_flight, 2 if states_reused else 1)
+
+
+def cache_layout(model: ModelSpec, engine: EngineSettings, tensor_parallel: int, layers: tuple) -> CacheLayout:
+    """KV-cache groups of one rank's layers."""
+    kept = layer_caches(layer.mixer.cache(tensor_parallel, engine.kv_bytes_per_element) for layer in layers)
+    rule = engine.profile.groups_rule
+    chunked = any(layer.kind == "chunk" for layer in kept)
+    hybrid = engine.hybrid_kv_cache
+    if hybrid is None:
+        hybrid = engine.profile.memory_rule == "vllm" and (engine.profile.hybrid_chunked or not chunked)
+    states_reused = engine.prefix_caching and rule != "0.10.2"
+    block_size = state_block_size(kept, engine.block_size)
+    length = None if states_reused else engine.max_model_len
+    return layout(rule, kept, block_size, hybrid=hybrid, max_model_len=length)
+
+
+def _budget(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> MemoryBudget:
+    tp, pp = deployment.tensor_parallel, deployment.pipeline_parallel
+    model.check(tp, pp, tp if deployment.expert_parallel else 1)
+    rule = engine.profile.memory_rule
+    if rule not in _TERMS:
+        raise ValueError(
+            f"the memory rule must be one of {', '.join(_TERMS)}, got {rule!r}: change profile.memory_rule"
+        )
+    stages = []
+    for index, layers in enumerate(model.stages(pp)):
+        terms = _TERMS[rule](model, device, engine, deployment, index)
+        cache = cache_layout(model, engine, tp, layers)
+        left = _left(terms) if engine.kv_cache_memory_bytes is None else engine.kv_cache_memory_bytes
+        stages.append(StageBudget(index, terms, left, cache, cache.num_blocks(left)))
+    worst = min(range(pp), key=lambda index: stages[index].num_blocks)
+    stage = stages[worst]
+    shape = request_shape(engine, stage.layout)
+    blocks = engine.num_gpu_blocks_override or stage.num_blocks
+    given = engine.num_gpu_blocks_override is not None or engine.kv_cache_memory_bytes is not None
+    spread = 0.0 if given else stage.spread_bytes
+    low, high = (stage.layout.num_blocks(left + sign * spread) for left in [stage.available_bytes] for sign in (-1, 1))
+    if engine.num_gpu_blocks_override is not None:
+        low = high = blocks
+    risk, margin, why = _risk(stage, device, engine, model)
+    budget = MemoryBudget(
+        engine=engine.name,
+        version=engine.version,
+        model=model.name,
+        device=device.name,
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        utilization=engine.gpu_memory_utilization,
+        max_model_len=engine.max_model_len,
+        total_bytes=device.memory_bytes,
+        stages=tuple(stages),
+        worst=worst,
+        num_blocks=blocks,
+        blocks_low=low,
+        blocks_high=high,
+        block_size=stage.layout.block_size,
+        tokens=stage.layout.tokens(blocks, shape),
+        max_concurrency=stage.layout.concurrency(blocks, shape),
+        fits=False,
+        verdict="",
+        oom_risk=risk,
+        margin_bytes=margin,
+        risk=why,
+        notes=_notes(model, device, engine),
+    )
+    return _judged(budget, device, engine, shape)
+
+
+def _left(terms: tuple[Term, ...]) -> float:
+    """The first row less the others that count."""
+    return terms[0].value_bytes - sum(row.value_bytes for row in terms[1:] if row.counted)
+
+
+def _starts(budget: MemoryBudget, shape: RequestShape) -> bool:
+    """Whether every stage has memory for one request of the full length, by the check of the version."""
+    return all(stage.layout.needed_bytes(shape) <= stage.available_bytes for stage in budget.stages)
+
+
+def _judged(budget: MemoryBudget, device: DeviceConf, engine: EngineSettings, shape: RequestShape) -> MemoryBudget:
+    """The budget with `fits` and the first part of its verdict."""
+    stage, vllm = budget.stage, engine.profile.memory_rule == "vllm"
+    left = stage.available_bytes
+    free = device.memory_bytes - engine.profile.memory.get("context_bytes", 0.0)
+    requested = stage.terms[0].value_bytes
+    if vllm and engine.kv_cache_memory_bytes is None and requested > free:
+        verdict = (
+            f"does not fit: gpu_memory_utilization {engine.gpu_memory_utilization:g} asks for {requested / GIB:.2f} "
+            f"GiB, but about {free / GIB:.2f} GiB are free on an idle device"
+        )
+        return replace(budget, verdict=verdict)
+    if left <= 0 or stage.num_blocks == 0:
+        verdict = (
+            f"does not fit: weights and the rest of the sum leave {left / GIB:.2f} GiB for the KV cache "
+            f"of {device.name}, less than one block"
+        )
+        return replace(budget, verdict=verdict)
+    if vllm and not _starts(budget, shape):
+        needed = stage.layout.needed_bytes(shape)
+        verdict = (
+            f"does not fit: one request of max_model_len {engine.max_model_len:,} tokens needs {needed / GIB:.2f} GiB "
+            f"of KV cache, {left / GIB:.2f} GiB are available"
+        )
+        return replace(budget, verdict=verdict)
+    verdict = (
+        f"fits: {budget.num_blocks:,} blocks of {budget.block_size} tokens, "
+        f"{budget.max_concurrency:.2f} requests of {engine.max_model_len:,} tokens at once."
+    )
+    return replace(budget, fits=True, verdict=verdict)
+
+
+def _smallest_tensor_parallel(
+    model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf
+) -> int:
+    """The next tensor-parallel size that fits, up to 64; 0 if none does."""
+    for tp in model.tensor_parallel_sizes(64):
+        if tp > deployment.tensor_parallel:
+            try:
+                larger = _budget(model, device, engine, replace(deployment, tensor_parallel=tp))
+            except ValueError:
+                continue
+            if larger.fits:
+                return tp
+    return 0
+
+
+def _risk(stage: StageBudget, device: DeviceConf, engine: EngineSettings, model: ModelSpec) -> tuple[str, float, str]:
+    """Whether what is outside the sum can exhaust the device after the cache is sized: level, margin, sentence."""
+    if engine.profile.memory_rule != "vllm" or engine.kv_cache_memory_bytes is not None:
+        margin = device.memory_bytes - sum(row.value_bytes for row in stage.terms[1:]) - stage.available_bytes
+        return "low", margin, f"{margin / GIB:.2f} GiB stay outside weights and KV; not judged further for this rule."
+    margin = vllm_margin(stage.terms, device, engine, model)
+    wanted = engine.profile.memory["slack_wanted_bytes"]
+    doubt = sum((row.high_bytes - row.low_bytes) / 2 for row in stage.terms if not row.counted)
+    level = "likely" if margin < wanted else "possible" if margin - doubt < wanted else "low"
+    outside = "graphs and a full batch's logits" if doubt else "a full batch's logits"
+    return (
+        level,
+        margin,
+        f"out-of-memory risk after sizing {level}: {outside} leave about {margin / GIB:.2f} GiB of the device, "
+        f"{wanted / GIB:.2f} GiB are wanted for warm-up.",
+    )
+
+
+def _notes(model: ModelSpec, device: DeviceConf, engine: EngineSettings) -> tuple[str, ...]:
+    notes = [*engine.notes, *model.notes]
+    if device.memory_bytes_estimated:
+        notes.append(f"the memory {device.name} reports is estimated from its nominal size")
+    return tuple(notes)

@@ -1,0 +1,40 @@
+"""SGLang's rule: a fraction of what was free before loading, for weights and KV together; activations outside."""
+
+from sim.deployment.conf import DeploymentConf
+from sim.deployment.engine import EngineSettings
+from sim.hardware.spec import DeviceConf
+from sim.memory.terms import Term, term
+from sim.memory.vllm import non_torch_bytes
+from sim.model.spec import ModelSpec
+from sim.units import GIB
+
+
+def sglang_terms(
+    model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf, stage: int
+) -> tuple[Term, ...]:
+    """Rows of one rank: `fraction x (memory - context - communication) - weights`, the pool.
+
+    Pool = free after loading - free before loading x (1 - fraction).
+    """
+    tp, pp = deployment.tensor_parallel, deployment.pipeline_parallel
+    ep = tp if deployment.expert_parallel else 1
+    before = engine.profile.memory["context_bytes"] + (non_torch_bytes(device, engine, deployment) if tp > 1 else 0.0)
+    fraction, sources = engine.gpu_memory_utilization, engine.profile.sources
+    label = "reported" if not device.memory_bytes_estimated else "estimated"
+    return (
+        term(
+            "requested",
+            device.memory_bytes * fraction,
+            f"{device.memory_bytes / GIB:.2f} GiB {label} by the device x mem_fraction_static {fraction:g}",
+            device.sources.get("memory_bytes", "device file"),
+            0.01 if device.memory_bytes_estimated else 0.0,
+        ),
+        term(
+            "before_loading",
+            before * fraction,
+            f"context and communication buffers ({before / GIB:.2f} GiB) are not free before loading, x fraction",
+            sources.get("memory.context", "engine profile"),
+            engine.profile.memory["non_torch_spread"],
+        ),
+        term("weights", model.weight_bytes(tp, pp, ep)[stage], f"rank of {tp}", "model file, tensor by tensor", 0.002),
+    )

@@ -1,0 +1,114 @@
+"""vLLM's rule: a fraction of the device's memory, less weights, peak activation, libraries and (by version) graphs."""
+
+import math
+
+from sim.deployment.conf import DeploymentConf
+from sim.deployment.engine import EngineSettings
+from sim.hardware.spec import DeviceConf
+from sim.memory.activation import peak_activation
+from sim.memory.terms import Term, term
+from sim.model.attention import MLA
+from sim.model.spec import Layer, ModelSpec
+from sim.units import GIB
+
+
+def vllm_terms(
+    model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf, stage: int
+) -> tuple[Term, ...]:
+    """Rows of one stage's rank: requested, weights, peak activation, non-torch, graphs (counted by some versions)."""
+    tp, pp = deployment.tensor_parallel, deployment.pipeline_parallel
+    ep = tp if deployment.expert_parallel else 1
+    profile, constants = engine.profile, engine.profile.memory
+    layers = model.stages(pp)[stage]
+    weights = model.weight_bytes(tp, pp, ep)[stage]
+    peak = peak_activation(model, layers, engine, tp, pp, ep, last=stage == pp - 1)
+    known = f"{engine.name} {profile.version} profile"
+    label = "reported" if not device.memory_bytes_estimated else "estimated"
+    graphs = graph_bytes(layers, model, engine)
+    fraction = engine.gpu_memory_utilization
+    return (
+        term(
+            "requested",
+            device.memory_bytes * fraction,
+            f"{device.memory_bytes / GIB:.2f} GiB {label} by the device x utilization {fraction:g}",
+            device.sources.get("memory_bytes", "device file"),
+            0.01 if device.memory_bytes_estimated else 0.0,
+        ),
+        term("weights", weights, _weights_formula(tp, pp, ep, stage), "model file, tensor by tensor", 0.002),
+        term(
+            "peak_activation",
+            peak.total_bytes,
+            f"{engine.max_num_batched_tokens:,} tokens and {engine.max_num_seqs:,} sequences: {peak.formula}",
+            profile.sources.get("memory.sampler_bytes_per_logit", known),
+            constants["activation_spread"],
+        ),
+        non_torch_term(device, engine, deployment),
+        term(
+            "cuda_graphs",
+            graphs,
+            f"{len(engine.graph_sizes)} sizes over {len(layers)} layers, {engine.graph_mode}",
+            profile.sources.get("memory.graph", known),
+            constants["graph_spread"],
+            counted=profile.graph_memory_in_budget,
+        ),
+    )
+
+
+def _weights_formula(tp: int, pp: int, ep: int, stage: int) -> str:
+    parts = [f"rank of {tp}"] if tp > 1 else ["all weights"]
+    parts += [f"stage {stage + 1} of {pp}"] if pp > 1 else []
+    parts += [f"whole experts over {ep} ranks"] if ep > 1 else []
+    return ", ".join(parts) + ", with rotary tables, as the allocator counts them"
+
+
+def non_torch_bytes(device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> float:
+    """What libraries allocate outside the framework: alone, and in a communicator group by its size and link."""
+    constants, tp = engine.profile.memory, deployment.tensor_parallel
+    alone = constants.get("non_torch_bytes", 0.0)
+    if tp == 1:
+        return constants.get("non_torch_pipeline_bytes", alone) if deployment.pipeline_parallel > 1 else alone
+    direct = device.scale_up.bytes_per_s > 0 and device.scale_up.kind not in ("none", "PCIe")
+    group = constants["non_torch_group_nvlink_bytes" if direct else "non_torch_group_bytes"]
+    return alone + group + constants["non_torch_doubling_bytes"] * math.log2(tp / 2)
+
+
+def non_torch_term(device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> Term:
+    """The row of `non_torch_bytes`."""
+    tp = deployment.tensor_parallel
+    words = "libraries and kernels" if tp == 1 else f"libraries, kernels and the buffers of a group of {tp}"
+    source = engine.profile.sources.get("memory.non_torch_bytes") or engine.profile.sources.get("memory.non_torch")
+    return term(
+        "non_torch",
+        non_torch_bytes(device, engine, deployment),
+        words,
+        source or f"{engine.name} {engine.profile.version} profile",
+        engine.profile.memory.get("non_torch_spread", 0.25),
+    )
+
+
+def graph_bytes(layers: tuple[Layer, ...], model: ModelSpec, engine: EngineSettings) -> float:
+    """Memory of captured graphs: a fixed pool, and a part per layer and size, larger where a layer has more kernels.
+
+    The part is that of piecewise and full graphs together; one kind alone takes half of it.
+    """
+    constants = engine.profile.memory
+    if not engine.graph_sizes:
+        return 0.0
+    latent = sum(isinstance(layer.mixer, MLA) for layer in layers)
+    small_kernels = len(layers) if model.quantisation == "mxfp4" else 0
+    per_size = (
+        constants["graph_bytes_per_layer_and_size"] * len(layers)
+        + constants["graph_mla_bytes_per_layer_and_size"] * latent
+        + constants["graph_mxfp4_bytes_per_layer_and_size"] * small_kernels
+    )
+    kinds = 1.0 if engine.graph_mode == "FULL_AND_PIECEWISE" else 0.5
+    return constants["graph_fixed_bytes"] + kinds * per_size * len(engine.graph_sizes)
+
+
+def vllm_margin(stage_terms: tuple[Term, ...], device: DeviceConf, engine: EngineSettings, model: ModelSpec) -> float:
+    """Bytes left on the device once KV is allocated, graphs are captured and the logits of a full batch exist again."""
+    constants = engine.profile.memory
+    requested = stage_terms[0].value_bytes
+    outside = sum(row.value_bytes for row in stage_terms if not row.counted)
+    logits = engine.max_num_seqs * model.padded_vocab * 4.0
+    return device.memory_bytes - constants["context_bytes"] - requested - outside - logits

@@ -1,0 +1,182 @@
+"""From a HuggingFace config (or one of our files) to a `ModelSpec`."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sim.model.config import Config
+from sim.model.families import families
+from sim.model.quantisation import DTYPE_NAMES, KV_DTYPE_NAMES, online, read_dtype, read_quantisation
+from sim.model.spec import ModelConf, ModelSpec
+
+
+CATALOGUE = Path(__file__).resolve().parents[2] / "conf" / "model"
+TOWERS = {"vision_config": "vision tower", "audio_config": "audio tower"}
+
+
+def read_model(config: Mapping[str, Any], name: str, dtype: str = "auto", quantization: str | None = None) -> ModelSpec:
+    """A model from the contents of its config.json.
+
+    `dtype` replaces the checkpoint's type of unquantised weights; `quantization` is what an engine's flag of that name
+    makes of a checkpoint without `quantization_config`. ValueError: unknown `model_type` (with the nearest known),
+    a missing, misspelt or senseless key.
+    """
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{name}: a model config must be a mapping of keys, got {type(config).__name__}.")
+    readers = families()
+    values, notes = _text_part(config)
+    model_type = values.get("model_type")
+    if model_type not in readers:
+        near = get_close_matches(str(model_type), readers, 3, 0.4) or sorted(readers)
+        raise ValueError(
+            f"{name}: model_type {model_type!r} is not known; the nearest known are {', '.join(near)} "
+            "(set 'model_type' in the config)."
+        )
+    keys = Config(values, name)
+    chosen = keys.text("dtype", "torch_dtype", default="bfloat16") if dtype == "auto" else dtype
+    base = read_dtype(chosen, name, "dtype" if dtype == "auto" else "model.dtype")
+    if quantization is not None and "quantization_config" not in keys.values:
+        keys.values["quantization_config"] = online(quantization)
+    model = readers[model_type](keys, read_quantisation(keys, base))
+    unread = keys.left_over()
+    if unread:
+        notes.append(f"config keys not used: {', '.join(sorted(unread))}")
+    if model.draft_layers:
+        notes.append(f"{len(model.draft_layers)} draft layers (MTP) are loaded only with speculative decoding")
+    return replace(model, name=name, model_type=str(model_type)).noted(*notes)
+
+
+def _text_part(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The language model's keys of a config that may wrap one, and notes on what stands beside it."""
+    inner = config.get("text_config")
+    notes = [
+        f"the {tower} is not modelled (its weights, its tokens)" for key, tower in TOWERS.items() if config.get(key)
+    ]
+    if not isinstance(inner, Mapping):
+        return dict(config), notes
+    architectures = config.get("architectures") or [""]
+    if not notes and "ConditionalGeneration" in str(architectures[0]):
+        notes = ["the towers for images or audio are not modelled (their weights, their tokens)"]
+    outside = ("quantization_config", "compression_config", "torch_dtype", "dtype", "tie_word_embeddings")
+    values = {key: config[key] for key in outside if key in config} | dict(inner)
+    values.setdefault("model_type", config.get("model_type"))
+    return values, notes
+
+
+def model_from_conf(conf: ModelConf, folder: Path | None = None) -> ModelSpec:
+    """A model from a catalogue entry; a relative `path` is taken from `folder` (default: the working directory)."""
+    if conf.path:
+        path = Path(conf.path).expanduser()
+        model = load_model(
+            str(path if path.is_absolute() or folder is None else folder / path), conf.dtype, conf.quantization
+        )
+        model = model if conf.name == "model" else replace(model, name=conf.name)
+    elif conf.config:
+        model = read_model(conf.config, conf.name, conf.dtype, conf.quantization)
+    else:
+        raise ValueError(f"{conf.name}: a model needs 'config' (keys of a config.json) or 'path' (a file).")
+    if conf.kv_dtype != "auto":
+        if conf.kv_dtype not in KV_DTYPE_NAMES:
+            raise ValueError(
+                f"model.kv_dtype must be auto or one of {', '.join(KV_DTYPE_NAMES)}, got {conf.kv_dtype!r}."
+            )
+        model = replace(model, kv_dtype=KV_DTYPE_NAMES[conf.kv_dtype])
+    return replace(model, source=conf.source or conf.path or model.source)
+
+
+def load_model(name_or_path: str, dtype: str = "auto", quantization: str | None = None) -> ModelSpec:
+    """A model by its name in the catalogue, or from a config.json, a folder with one, or a file like the catalogue's.
+
+    Hub names of catalogue entries (`Qwen/Qwen3-8B`) are names too. ValueError if there is no such model or file
+    (with the nearest names), or the file cannot be read.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise ValueError(f"model path {name_or_path}: the folder holds no config.json.")
+    if not path.is_file():
+        known = catalogue()
+        slug = by_hub_name().get(name_or_path.lower(), name_or_path.lower())
+        if slug in known:
+            path = known[slug]
+        elif path.suffix in (".json", ".yaml", ".yml"):
+            raise ValueError(f"model path {name_or_path}: there is no such file.")
+        else:
+            near = get_close_matches(slug.rsplit("/", 1)[-1], known, 3, 0.4) or sorted(known)
+            raise ValueError(
+                f"model {name_or_path!r} is neither in the catalogue nor a file; the nearest names are "
+                f"{', '.join(near)} (give a config.json for any other model)."
+            )
+    if path.suffix in (".yaml", ".yml"):
+        conf = load_conf(path)
+        conf.dtype, conf.quantization = dtype, quantization or conf.quantization
+        return model_from_conf(conf, path.parent)
+    values = _parse(path)
+    beside = path.parent / "hf_quant_config.json"
+    if "quantization_config" not in values and beside.is_file():
+        values = {
+            **values,
+            "quantization_config": {"quant_method": "modelopt", **_parse(beside).get("quantization", {})},
+        }
+    name = path.parent.name if path.name == "config.json" else path.stem
+    return replace(read_model(values, name or path.stem, dtype, quantization), source=str(path))
+
+
+def load_conf(path: Path) -> ModelConf:
+    """One file of the catalogue as its schema; ValueError for an unknown key or a file that is not a mapping."""
+    values = _parse(path)
+    known = [field.name for field in fields(ModelConf)]
+    for key in values:
+        if key not in known:
+            near = get_close_matches(str(key), known, 1, 0.0)
+            raise ValueError(f"{path}: unknown key '{key}'; is '{near[0]}' meant?")
+    return ModelConf(**{"name": path.stem, **values})
+
+
+def catalogue() -> dict[str, Path]:
+    """The files of the catalogue by name."""
+    return {path.stem: path for path in sorted(CATALOGUE.glob("*.yaml"))}
+
+
+def by_hub_name() -> dict[str, str]:
+    """Names in the catalogue by lower-case HuggingFace name."""
+    hubs = {slug: _parse(path).get("hf_id", "") for slug, path in catalogue().items()}
+    return {hub.lower(): slug for slug, hub in hubs.items() if hub}
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: is not text in UTF-8.") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: broken JSON in line {error.lineno} ({error.msg}).") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{path}: broken YAML{where}.") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: must hold a mapping of keys, got {type(values).__name__}.")
+    return values
+
+
+__all__ = [
+    "CATALOGUE",
+    "DTYPE_NAMES",
+    "KV_DTYPE_NAMES",
+    "by_hub_name",
+    "catalogue",
+    "load_conf",
+    "load_model",
+    "model_from_conf",
+    "read_model",
+]

@@ -1,0 +1,59 @@
+"""LLMServingSim's requests: input_toks, output_toks, arrival_time_ns, with token ids in the JSON form; a table in the older."""
+
+import numpy as np
+
+from sim.workload.conf import WorkloadConf
+from sim.workload.source import (
+    Head,
+    Source,
+    Trace,
+    csv_columns,
+    head_of,
+    integer_rows,
+    json_columns,
+    json_lines,
+    times_ns,
+    tokens,
+)
+
+
+KEYS = ("input_toks", "output_toks", "arrival_time_ns")
+
+
+def matches(head: Head) -> bool:
+    """JSON lines or a table with the three names."""
+    return set(KEYS) <= head.names
+
+
+def read(source: Source, conf: WorkloadConf) -> Trace:
+    """Nanoseconds from the start of the run; token ids where every request has them."""
+    ids: dict[str, list[np.ndarray]] = {}
+    if head_of(source).json:
+        rows = json_lines(source, conf.limit)
+        lines = np.array([number for number, _ in rows])
+        columns = json_columns(source, rows, KEYS)
+        for key in ("input_tok_ids", "output_tok_ids"):
+            if all(key in item for _, item in rows):
+                ids[key] = integer_rows(source, lines, key, [item[key] for _, item in rows])
+    else:
+        columns, lines = csv_columns(source, KEYS, conf.limit)
+    prompt = tokens(source, lines, "input_toks", columns["input_toks"])
+    output = tokens(source, lines, "output_toks", columns["output_toks"])
+    for key, lengths in (("input_tok_ids", prompt), ("output_tok_ids", output)):
+        _check_ids(source, lines, key, ids.get(key), lengths)
+    content = ", with token ids" if "input_tok_ids" in ids else ", without token ids"
+    return Trace(
+        prompt,
+        output,
+        lines,
+        arrival_ns=times_ns(source, lines, "arrival_time_ns", columns["arrival_time_ns"], 1.0),
+        token_ids=ids.get("input_tok_ids"),
+        output_token_ids=ids.get("output_tok_ids"),
+        provenance=(f"lengths: {len(lines)} requests of the LLMServingSim workload {source.path}{content}",),
+    )
+
+
+def _check_ids(source: Source, lines: np.ndarray, key: str, rows: list[np.ndarray] | None, lengths: np.ndarray) -> None:
+    for number, row, length in zip(lines, rows or (), lengths if rows else (), strict=True):
+        if len(row) != length:
+            raise source.error(int(number), f"{length} entries in {key}", str(len(row)))
