@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.optimize import nnls
+from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 
 Pairs = Int[np.ndarray, "request 2"]

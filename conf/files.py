@@ -4,6 +4,7 @@ Such a choice is registered with Hydra under a name of its own, so that it compo
 of a launcher like every other choice.
 """
 
+import dataclasses
 import hashlib
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from conf.mistakes import did_you_mean, nearest
 from conf.schema import GROUPS
+from sim.hardware.read import list_devices, load_device
 from sim.model.read import by_hub_name
 
 
@@ -49,11 +51,12 @@ def by_hf_id(hf_id: str) -> str:
 
 def content(group: str, path: Path) -> dict[str, Any]:
     """The configuration of group `group` that the file or folder `path` stands for."""
+    if group == "hardware":
+        return dataclasses.asdict(load_device(path))
     if path.suffix.lower() in YAML_SUFFIXES:
         from omegaconf import OmegaConf
 
-        loaded = OmegaConf.load(path)
-        node = OmegaConf.to_container(loaded)
+        node = OmegaConf.to_container(OmegaConf.load(path))
         if not isinstance(node, dict):
             raise ValueError(f"{path} holds a {type(node).__name__}, a mapping of {group} keys was wanted.")
         return {str(key): value for key, value in node.items()}
@@ -65,20 +68,33 @@ def content(group: str, path: Path) -> dict[str, Any]:
 
 
 def register_choice(group: str, choice: str) -> str:
-    """The name under which `choice`, a file or a HuggingFace id, is registered; any other choice as it is."""
-    if group == "model" and not looks_like_file(choice) and "/" in choice:
+    """The name under which `choice` is known to Hydra.
+
+    Files, HuggingFace ids and devices of installed plug-ins are registered here; any other choice stays as it is.
+    """
+    if group not in GROUPS:
+        return choice
+    if group == "model" and "/" in choice and not looks_like_file(choice):
         return by_hf_id(choice)
-    if group not in GROUPS or not looks_like_file(choice):
+    if not looks_like_file(choice):
+        lower = choice.lower()
+        if lower in choices(group):
+            return lower
+        if group == "hardware" and lower in list_devices():
+            return store(group, lower, dataclasses.asdict(load_device(lower)), "an installed plug-in")
         return choice
     path = Path(choice).expanduser().resolve()
     if not path.exists():
         raise ValueError(f"{group}={choice}: there is no file {path}.")
+    stem = path.parent.name if path.name == "config.json" else path.name.partition(".")[0]
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:6]
+    return store(group, f"{re.sub('[^A-Za-z0-9_.-]', '-', stem)}-{digest}", content(group, path), str(path))
+
+
+def store(group: str, name: str, node: dict[str, Any], origin: str) -> str:
+    """Register `node` as choice `name` of `group`; returns the name."""
     from hydra.core.config_store import ConfigStore
 
-    stem = re.sub(
-        r"[^A-Za-z0-9_.-]", "-", path.name.partition(".")[0] if path.name != "config.json" else path.parent.name
-    )
-    name = f"{stem}-{hashlib.sha256(str(path).encode()).hexdigest()[:6]}"
-    ConfigStore.instance().store(group=group, name=name, node=content(group, path), provider=str(path))
-    REGISTERED[f"{group}/{name}"] = str(path)
+    ConfigStore.instance().store(group=group, name=name, node=node, provider=origin)
+    REGISTERED[f"{group}/{name}"] = origin
     return name

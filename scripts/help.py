@@ -1,6 +1,7 @@
-"""The help texts. The keys of a configuration are described in `keys.yaml`; defaults are read from the schema itself."""
+"""The help texts. `keys.yaml` describes the keys of a configuration; defaults are read from the schema."""
 
 import dataclasses
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,15 @@ def key_table(groups: tuple[str, ...]) -> list[str]:
     """The keys of these groups ("" for those without one) with default and description."""
     import yaml
 
+    from conf.files import choices
+
     described: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("keys.yaml").read_text())
     lines = []
     for group in groups:
-        lines += ["", f"{group or 'general'}:" + (f" {group}=NAME or a file" if group not in ("", "slo") else "")]
+        lines += ["", f"{group or 'general'}:"]
+        if group in ("workload", "engine", "deployment"):
+            names = f"{group}=NAME, one of {', '.join(choices(group))}, or a file"
+            lines += textwrap.wrap(names, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
         for key, text in described[group or "general"].items():
             shown = f"{group}.{key}" if group else key
             lines.append(f"  {shown:<36} {default_of(group, key):<14} {text}")
@@ -59,13 +65,19 @@ def key_table(groups: tuple[str, ...]) -> list[str]:
 
 
 def default_of(group: str, key: str) -> str:
-    """The default of a key, as one would write it; `-` where there is none or the engine decides."""
+    """The default of a key, as one would write it; `-` where there is none, or the engine or the chosen file decides."""
+    import yaml
+
+    import conf
     from conf.schema import SCHEMAS, SimulateConf
 
     schema = SCHEMAS[group] if group else SimulateConf
     field = next(field for field in dataclasses.fields(schema) if field.name == key)
     value: Any = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    if value is dataclasses.MISSING or value is None or value in ("", [], {}) or dataclasses.is_dataclass(value):
+    if not group and key in SCHEMAS and key != "slo":
+        chosen = yaml.safe_load((Path(conf.__file__).parent / "config.yaml").read_text())["defaults"]
+        return next(entry[key] for entry in chosen if isinstance(entry, dict) and key in entry)
+    if group in ("model", "hardware") or value in (dataclasses.MISSING, None, "", [], {}) or dataclasses.is_dataclass(value):
         return "-"
     if isinstance(value, list):
         return f"[{','.join(f'{item:g}' for item in value)}]"

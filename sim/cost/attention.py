@@ -1,9 +1,9 @@
 """Attention and state layers: from a plan's slots to the constants of the lengths' closed form (`sim.cost.lengths`).
 
-Rates: `share` of the matrix ceiling. A decode block holds the query heads of one KV head, padded to 64 rows; it reads a key
-in `chain_token_s = max(2 rows (qk + v) units / rate, bytes / unit stream)`, and all blocks together stream the cache at
-`decode_token_s = (stream^4 + compute^4)^(1/4)`. A prefill block holds `tile_rows` query rows. Keys are stepped through in
-blocks of 128, of which the last is half used on average; a causal tile sees half a tile more than its mean row.
+A decode block holds the query heads of one KV head, padded to 64 rows; it reads a key in
+`chain_token_s = max(2 rows (qk + v) units / rate, bytes / unit stream)`, and all blocks together stream the cache at
+`decode_token_s = (stream^4 + compute^4)^(1/4)` per token. A prefill block holds `tile_rows` query rows. Keys are stepped
+through in blocks of 128, of which the last is half used on average; a causal tile sees half a tile more than its mean row.
 """
 
 from typing import Any
@@ -20,12 +20,14 @@ ACTIVATION_BYTES = 2.0
 
 
 class AttentionConstants(eqx.Module):
-    """Shares, floors and tiles of attention kernels. Source: `analytic.toml`."""
+    """Floors and tiles of attention kernels. Source: `analytic.toml`."""
 
-    share: Float[Array, ""]
     block_keys: Float[Array, ""]
     block_s: Float[Array, ""]
+    empty_block_s: Float[Array, ""]
     decode_floor_s: Float[Array, ""]
+    several_s: Float[Array, ""]
+    split_s: Float[Array, ""]
     prefill_floor_s: Float[Array, ""]
     decode_block_s: Float[Array, ""]
     decode_tile_rows: Float[Array, ""]
@@ -45,7 +47,7 @@ def attention_terms(
     """Closed-form constants of all slots at once, leaves `[..., kind]`. `xp`: `numpy` or `jax.numpy`."""
     units = device.compute_units[..., None]
     stream = device.memory_bytes_per_s[..., None]
-    rate = constants.share * slots.flops_per_s
+    rate = slots.flops_per_s
     kv_heads = xp.maximum(slots.kv_heads, 1.0)
     group = xp.maximum(slots.q_heads / kv_heads, 1.0)
     dims = slots.qk_dim + slots.v_dim
@@ -63,23 +65,29 @@ def attention_terms(
     expanded_bytes = xp.where(
         slots.context_flops > 0.0, 2.0 * ACTIVATION_BYTES * slots.q_heads * slots.prefill_dim, 0.0
     )
+    heads = xp.maximum(slots.q_heads / packed_group, 1.0)
     same = xp.ones_like(slots.count)
     return AttentionTerms(
         count=slots.count,
         decode_floor_s=constants.decode_floor_s * same,
+        several_s=constants.several_s * same,
+        split_s=constants.split_s * same,
         row_s=constants.decode_block_s * row_blocks / units,
         decode_token_s=xp.sqrt(xp.sqrt(both)),
         chain_token_s=xp.maximum(chain_compute_s, chain_load_s),
         split_rows=constants.split_blocks_per_unit * units / row_blocks,
         prefill_floor_s=constants.prefill_floor_s * same,
-        heads=xp.maximum(slots.q_heads / packed_group, 1.0),
+        heads=heads,
         tile_positions=slots.tile_rows / packed_group,
         key_s=key_s,
         block_s=constants.block_s + 0.5 * constants.block_keys * key_s,
+        empty_s=constants.empty_block_s * slots.wave * slots.joint * heads / units,
         units=units * same,
         wave=slots.wave,
         kv_token_s=stream_s,
         context_token_s=slots.context_flops / slots.flops_per_s + expanded_bytes / stream,
+        rereads=(1.0 - slots.packed) * (group - 1.0),
+        cache_tokens=xp.maximum(device.cache_bytes[..., None] * kv_heads / slots.kv_bytes_per_token, 1.0),
         joint=slots.joint,
         window=slots.window,
         chunked=slots.chunked,

@@ -5,11 +5,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from sim.deployment.plan import CollectiveSlots
-
-
-# The constants are fitted with the same exponent (`calibration/collectives.py`): at a crossing of two protocols
-# the time is 2 ** (-1/4) = 0.84 of either, as close as measured switches come to their corner.
-SHARPNESS = 4.0
+from sim.hardware.collective_table import SHARPNESS
 
 
 def soft_min(times_s: Float[Array, "*axes protocol"]) -> Float[Array, "*axes"]:

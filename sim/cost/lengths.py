@@ -3,19 +3,27 @@
 One function serves every engine: the exact engine calls it once per step on Python floats (`FLOATS`), the
 wide engine on arrays (`jax.numpy`), the analytic kernel on arrays with an axis of attention kinds.
 
-**Decode alone** (one kernel per layer, query heads packed per KV head): the cache is streamed, S tokens at `b` seconds
-each; but a row longer than the others is read by its own block, one token per `c` seconds, when the others are done. With
-A(w) rows longer than w the exact time is the integral of max(c, b A(w)) over w; here the lengths are taken as two
-classes with the batch's mean, variance and maximum X, for which it is
-`b S + (X - lo) max(0, c - m b) + lo max(0, c - n b)`, m = n V/(V + (X - mean)^2), lo = mean - V/(X - mean).
-For equal lengths this is max(b S, c X) exactly. With few rows the kernel splits a row over more blocks and c shrinks.
+**Decode alone** (one kernel per layer, query heads packed per KV head). The cache is streamed, S tokens at `b` seconds
+each; but a row longer than the others is read by its own block, one token per `c` seconds, when the others are
+done. With A(w) rows longer than w, that is the integral of max(c, b A(w)) over w. Here the lengths are taken as two
+classes with the batch's mean, variance V and maximum X, for which the integral is
 
-**Prefill, and decodes that ride along**: blocks of query rows are list-scheduled on the compute units: mean block
-time x ceil(blocks / units) + (longest block - mean block), in a soft maximum (power 4) with the stream of keys.
+    b S + (X - lo) max(0, c - m b) + lo max(0, c - n b),    m = n V/(V + (X - mean)^2),    lo = mean - V/(X - mean)
 
-**Windows.** A row of length l reads min(l, w) keys. Decode: `E[min(l, w)] = min(mu, w) - k V/(2 (d + sqrt(d^2 + k V)))`, d = |mu - w|,
-k = 2/pi: from the mean mu and variance V alone; exact when all lengths are equal, and where a normal law has its mean at w. With chunked-local
-attention a row past its chunk reads half of it on average. Prefill: exact for one chunk (keys uniform between its ends).
+and max(b S, c X) for equal lengths. With few rows the kernel splits each over more blocks: c shrinks, a reduction follows.
+
+**Prefill, and decodes that ride along.** Blocks of query rows are list-scheduled on the compute units: mean block
+time x ceil(blocks/units) + (longest block - mean block), and blocks of decodes that have nothing to do, as a decode gets as
+many tiles as a chunk; in a soft maximum (power 4) with the stream of keys. Where query heads
+do not share a block, heads drift apart and keys are read again once the batch's keys of one head exceed
+the last-level cache: `1 + gate min(g - 1, (g - 1)(n + 1)/units)` times, gate = f^4/(1 + f^4), f = keys over cache.
+
+**Windows.** A row of length l reads min(l, w) keys. Decode, from the mean mu and variance V alone (k = 2/pi):
+
+    E[min(l, w)] = min(mu, w) - k V/(2 (d + sqrt(d^2 + k V))),    d = |mu - w|
+
+exact when all lengths are equal, and for a normal law with its mean at w. With chunked-local attention a row past its
+chunk reads half of it on average. Prefill: exact for one chunk, whose rows see uniformly more keys from first to last.
 """
 
 import math
@@ -51,18 +59,23 @@ FLOATS = _Floats()
 class AttentionTerms(NamedTuple):
     """One kind of attention layer; every time is per layer, `count` layers.
 
-    - `decode_floor_s`: launch to end of the decode kernel on almost nothing; `row_s`: start and end of one row's blocks.
+    - `decode_floor_s`: the decode kernel on one short row; `several_s`: more if there are more rows; `split_s`: more while
+      rows are split; `row_s`: start and end of one row's blocks.
     - `decode_token_s`: one token of one row streamed by the whole device; `chain_token_s`: by one block.
     - `split_rows`: rows below which a row is split over several blocks.
     - `prefill_floor_s`; `heads`: blocks per tile of `tile_positions` query positions; `key_s`: one key of one block;
-      `block_s`: a block's fixed time; `units`: blocks that run at once; `wave`: 1 for whole waves, 0 for balanced work.
+      `block_s`: a block's fixed time; `empty_s`: all blocks of one decode for one tile that it does not have; `units`: blocks that run at once; `wave`: 1 for whole waves, 0 for balanced work.
     - `kv_token_s`: one token of context streamed in prefill; `context_token_s`: one prior token expanded.
+    - `rereads`: query heads that read a KV head's keys apart, less one; `cache_tokens`: tokens of one KV head that the
+      last-level cache holds.
     - `joint`: 1 if decodes ride in the prefill kernel.
     - `window`, `chunked`: keys a row may look back, and 1 if chunks instead of a sliding window; None without.
     """
 
     count: Number
     decode_floor_s: Number
+    several_s: Number
+    split_s: Number
     row_s: Number
     decode_token_s: Number
     chain_token_s: Number
@@ -72,10 +85,13 @@ class AttentionTerms(NamedTuple):
     tile_positions: Number
     key_s: Number
     block_s: Number
+    empty_s: Number
     units: Number
     wave: Number
     kv_token_s: Number
     context_token_s: Number
+    rereads: Number
+    cache_tokens: Number
     joint: Number
     window: Number | None
     chunked: Number | None
@@ -157,6 +173,8 @@ def attention_kind_s(
     (
         count,
         decode_floor_s,
+        several_s,
+        split_s,
         row_s,
         decode_token_s,
         chain_token_s,
@@ -166,10 +184,13 @@ def attention_kind_s(
         tile_positions,
         key_s,
         block_s,
+        empty_s,
         units,
         wave,
         kv_token_s,
         context_token_s,
+        rereads,
+        cache_tokens,
         joint,
         window,
         chunked,
@@ -186,10 +207,13 @@ def attention_kind_s(
     beyond = longest - mean
     long_rows = rows * variance / (variance + beyond * beyond + TINY_TOKENS)
     low = maximum(mean - variance / (beyond + TINY_TOKENS), 0.0)
-    chain_s = chain_token_s / maximum(split_rows / rows, 1.0)
+    splits = maximum(split_rows / rows, 1.0)
+    chain_s = chain_token_s / splits
     decode_s = (
         decode_floor_s
-        + row_s * decodes
+        + several_s * xp.minimum(rows - 1.0, 1.0)
+        + split_s * xp.minimum(splits - 1.0, 1.0)
+        + row_s * rows
         + decode_token_s * keys
         + (longest - low) * maximum(chain_s - long_rows * decode_token_s, 0.0)
         + low * maximum(chain_s - rows * decode_token_s, 0.0)
@@ -207,7 +231,8 @@ def attention_kind_s(
     if window is not None:
         seen, context, deepest = windowed_chunk(xp, seen, chunk, chunks, context, deepest, window, chunked)
 
-    tiles = chunks * xp.ceil(chunk / tile_positions)
+    depth = xp.ceil(chunk / tile_positions)
+    tiles = chunks * depth
     blocks = heads * (tiles + joint * decodes)
     work_s = heads * key_s * (tiles * (seen + 0.5 * tile_positions) + joint * keys) + block_s * blocks
     block_mean_s = work_s / blocks
@@ -215,7 +240,12 @@ def attention_kind_s(
     waves = blocks / units
     waves = waves + wave * (xp.ceil(waves) - waves)
     schedule_s = maximum(block_mean_s * waves + wave * maximum(longest_s - block_mean_s, 0.0), longest_s)
-    stream_s = (context + joint * keys) * kv_token_s
+    fill = keys / cache_tokens
+    fill = fill * fill
+    fill = fill * fill
+    again = joint * xp.minimum(rereads, rereads * (decodes + 1.0) / units) * fill / (1.0 + fill)
+    schedule_s = schedule_s + empty_s * decodes * (depth - 1.0)
+    stream_s = (context + (joint + again) * keys) * kv_token_s
     schedule_s = schedule_s * schedule_s
     stream_s = stream_s * stream_s
     both_s = xp.sqrt(xp.sqrt(schedule_s * schedule_s + stream_s * stream_s + TINY_S**4))

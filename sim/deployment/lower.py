@@ -56,6 +56,15 @@ def attention_family(device: DeviceConf) -> dict[str, Any]:
     return next(family for family in _kernels()["family"] if any(part in device.name for part in family["devices"]))
 
 
+def attention_flops_per_s(device: DeviceConf) -> float:
+    """FLOP/s that causal attention achieves: measured for some devices, else a share of the 16-bit ceiling."""
+    rates = _kernels()["attention_rate"]
+    for entry in rates["measured"]:
+        if entry["device"] in device.name:
+            return float(entry["flops_per_s"])
+    return float(rates["share"]) * format_of("bf16", device).flops_per_s
+
+
 def library(engine: str) -> str:
     """Whose collectives `engine` runs: its own where they were measured, else NCCL's."""
     return engine if engine in LIBRARIES else "nccl"
@@ -124,6 +133,7 @@ def lower(
         kernel_floor_s=np.float64(device.kernel_floor_s),
         sampler_kernels=np.float64(counts["sampler"]),
         sampler_bytes_per_row=np.float64(counts["sampler_bytes_per_logit"] * model.padded_vocab),
+        sampler_passes=np.float64(counts["sampler_passes"]),
         launch_s=np.array(launch_s, np.float64),
         gap_s=np.array([kernel_s, graph_s, graph_s], np.float64),
         host_s=np.float64(device.host_step_s + host_s),
@@ -176,7 +186,7 @@ def _attention_slots(
             groups[(shape, expansion, latent)] += count
             total += count
     rows = []
-    rate = format_of("bf16", device).flops_per_s
+    rate = attention_flops_per_s(device)
     for (shape, expansion, latent), count in groups.items():
         rows.append(
             {

@@ -53,6 +53,7 @@ class AttentionSlots(eqx.Module):
     - `context_flops`: FLOPs to expand one token of prior context before a prefill chunk can read it (latent only).
     - `window`: keys a row may look back, `UNLIMITED` without one; `chunked` is 1 where the window is the row's own
       chunk (keys start again at every multiple of `window`), 0 where it slides.
+    - `flops_per_s`: rate that causal attention achieves.
     - `tile_rows`: query rows of one thread block; `packed` is 1 where the query heads of a KV head share a block in
       prefill and mixed batches; `wave` is 1 where blocks are scheduled in whole waves, 0 where work is balanced;
       `joint` is 1 where decodes ride in the prefill kernel, 0 where they have a kernel of their own.
@@ -125,7 +126,8 @@ class DeviceArrays(eqx.Module):
     """Achieved rates and floors of the device, and the step's fixed host terms by graph mode.
 
     `launch_s`: CPU seconds to submit one step in each graph mode (eager, piecewise, full); `gap_s`: the part of it
-    that the device always waits for. `sampler_kernels`, `sampler_bytes_per_row`: what turns logits into tokens.
+    that the device always waits for. `sampler_kernels` turn logits into tokens; they move `sampler_bytes_per_row` per
+    emitting row `sampler_passes` times.
     """
 
     memory_bytes_per_s: Float[Array, "*config"]
@@ -136,6 +138,7 @@ class DeviceArrays(eqx.Module):
     kernel_floor_s: Float[Array, "*config"]
     sampler_kernels: Float[Array, "*config"]
     sampler_bytes_per_row: Float[Array, "*config"]
+    sampler_passes: Float[Array, "*config"]
     launch_s: Float[Array, "*config mode"]
     gap_s: Float[Array, "*config mode"]
     host_s: Float[Array, "*config"]

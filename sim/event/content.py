@@ -5,6 +5,11 @@ import numpy as np
 from sim.workload.trace import Workload
 
 
+def has_content(workload: Workload) -> bool:
+    """Whether requests say something that could be found again."""
+    return workload.token_ids is not None or workload.block_hashes is not None
+
+
 def request_content(workload: Workload) -> list[np.ndarray] | None:
     """Per request the ids of its prompt, and of its outputs where the trace has them; None without content.
 

@@ -5,13 +5,14 @@ One collective over a buffer of m bytes takes about the (soft) minimum over LL, 
 all-gather, the input of a reduce-scatter, all that a rank sends in an all-to-all, the message of a send.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from sim.hardware.collective_table import ANY_GROUP, CollectiveRow, Triple, shipped_rows, triple
+from sim.hardware.collective_table import ANY_GROUP, SHARPNESS, CollectiveRow, Triple, shipped_rows, triple
 from sim.hardware.node import Node, usable_bytes_per_s
 from sim.hardware.spec import DeviceConf, LinkConf
 
@@ -45,9 +46,10 @@ def collective_constants(device: DeviceConf, op: str, group: int, library: str =
     """Constants of `op` among `group` neighbouring ranks of `device`.
 
     The all-reduce of an engine (`library` vllm, sglang, trtllm) is what that engine runs in a captured graph: its
-    own kernels up to their size limit, NCCL above; the other operations are NCCL's. Preference: measured
-    for this group; the same library's fit over all groups; another library at this group; the group's all-reduce
-    with a lower latency; a formula from the link's latency and rate. Across nodes, network hops are added and the
+    own kernels up to their size limit, NCCL above (an eager launch adds host time, which is not in here); the other
+    operations are NCCL's. Preference: measured for this group; a like family at this group; the same library's fit
+    over all groups; another library at this group; the group's all-reduce with a lower latency; a formula
+    from the link's latency and rate. Across nodes NCCL's constants are taken, network hops are added, and the
     bandwidth is capped by the nodes' NICs (all NICs of a node serve a ring; an all-to-all has one per rank).
 
     **Arguments:**
@@ -70,7 +72,7 @@ def collective_constants(device: DeviceConf, op: str, group: int, library: str =
     nodes = node.nodes_for(group)
     if nodes == 1:
         return _inside(device, op, group, node.link_for(group), library)
-    return _across(device, op, group, node, nodes, library)
+    return _across(device, op, group, node, nodes)
 
 
 def _inside(device: DeviceConf, op: str, group: int, link: LinkConf, library: str) -> CollectiveConstants:
@@ -91,7 +93,9 @@ def _inside(device: DeviceConf, op: str, group: int, link: LinkConf, library: st
     if not own:
         notes.append(f"measured on {', '.join(family['devices'])}, bandwidth x {scale:.3g}")
     if not exact:
-        notes.append(f"carried over to {op} of {ranks} ranks from {row.op} of {row.group or 'other groups'}")
+        notes.append(
+            f"carried over to {op} of {ranks} ranks from {row.op} of {row.group or 'other groups'}, {row.family}"
+        )
     return CollectiveConstants(
         a_s,
         triple(scale * b for b in row.bytes_per_s),
@@ -106,10 +110,12 @@ def _measured(family: str, op: str, group: int, library: str) -> tuple[Collectiv
     table = _table()
     own = library if op == "all_reduce" else "nccl"
     others = [name for name in LIBRARIES if name != own]
-    for name, size in [(own, group), (own, ANY_GROUP), *((name, group) for name in others)]:
-        row = table.get((family, name, op, size))
+    like = _links()["families"][family].get("like", family)
+    preference = [(family, own, group), (like, own, group), (family, own, ANY_GROUP)]
+    for key in [*preference, *((family, name, group) for name in others)]:
+        row = table.get((key[0], key[1], op, key[2]))
         if row:
-            return row, 1.0, (name, size) == (own, group)
+            return row, 1.0, key == preference[0]
     if op == "all_reduce":
         return None
     reduced = _measured(family, "all_reduce", group, "nccl")
@@ -125,10 +131,10 @@ def _formula(op: str, ranks: int, link: LinkConf) -> tuple[Triple, Triple, str]:
         base + steps * max(hop, link.latency_s) for base, hop in zip(protocols["base_s"], kind["hop_s"], strict=True)
     )
     source = f"estimated from {link.kind} {link.bytes_per_s / 1e9:g} GB/s: {protocols['source']}; {kind['source']}"
-    return a_s, triple(share * bus for share in protocols["bandwidth_share"]), source
+    return a_s, _with_rate(protocols["bandwidth_share"], bus), source
 
 
-def _across(device: DeviceConf, op: str, group: int, node: Node, nodes: int, library: str) -> CollectiveConstants:
+def _across(device: DeviceConf, op: str, group: int, node: Node, nodes: int) -> CollectiveConstants:
     network = _links()["links"]["network"]
     hops = [max(hop, device.nic.latency_s) for hop in network["hop_s"]]
     rate = network["efficiency"] * device.nic.bytes_per_s
@@ -141,20 +147,23 @@ def _across(device: DeviceConf, op: str, group: int, node: Node, nodes: int, lib
     link = f"{device.nic.kind} {device.nic.bytes_per_s / 1e9:g} GB/s per device"
     note = f"estimated across {nodes} nodes: {link}; {network['source']}"
     if op == "send_recv":
-        base = _links()["protocols"]["base_s"]
-        return CollectiveConstants(
-            triple(b + hop for b, hop in zip(base, hops, strict=True)), (rate, rate, rate), factor, note, True
-        )
+        protocols = _links()["protocols"]
+        a_s = triple(base + hop for base, hop in zip(protocols["base_s"], hops, strict=True))
+        return CollectiveConstants(a_s, _with_rate(protocols["bandwidth_share"], rate), factor, note, True)
     local = int(node.island)
-    inside = collective_constants(device, op, local, library)
+    inside = collective_constants(device, op, local, "nccl")
     if local == 1:
-        inside = inside._replace(a_s=triple(_links()["protocols"]["base_s"]))
+        protocols = _links()["protocols"]
+        inside = inside._replace(a_s=triple(protocols["base_s"]), bytes_per_s=triple(protocols["bandwidth_share"]))
     # All-reduce climbs a tree of nodes and comes back; the others go round a ring.
     crossings = 2 * (nodes - 1).bit_length() if op == "all_reduce" else nodes - 1
     a_s = triple(a + crossings * hop for a, hop in zip(inside.a_s, hops, strict=True))
     cap = rate * (group - 1) / (group - local) if op == "all_to_all" else rate * local
-    bandwidths = [min(b, cap) for b in inside.bytes_per_s] if local > 1 else [cap] * 3
-    return CollectiveConstants(a_s, triple(bandwidths), factor, f"{inside.source}; {note}", True)
+    bandwidths = (
+        inside.bytes_per_s if local > 1 and _rate(inside.bytes_per_s) < cap else _with_rate(inside.bytes_per_s, cap)
+    )
+    source = f"{inside.source}; {note}" if local > 1 else note
+    return CollectiveConstants(a_s, bandwidths, factor, source, True)
 
 
 def _family(device: DeviceConf, link: LinkConf) -> dict[str, Any] | None:
@@ -169,6 +178,16 @@ def _family(device: DeviceConf, link: LinkConf) -> dict[str, Any] | None:
         )
     family = families[device.collectives]
     return family if family["link"] == link.kind else None
+
+
+def _rate(bandwidths: Sequence[float]) -> float:
+    """What three protocols reach together on large messages: the soft minimum of the times is a norm of the rates."""
+    return float(sum(b**SHARPNESS for b in bandwidths) ** (1 / SHARPNESS))
+
+
+def _with_rate(bandwidths: Sequence[float], rate: float) -> Triple:
+    """The same proportions, scaled so that large messages reach `rate` and not more."""
+    return triple(b * rate / _rate(bandwidths) for b in bandwidths)
 
 
 def _link_class(link: LinkConf) -> dict[str, Any]:

@@ -18,7 +18,9 @@ def sglang_terms(
     """
     tp, pp = deployment.tensor_parallel, deployment.pipeline_parallel
     ep = tp if deployment.expert_parallel else 1
-    before = engine.profile.memory["context_bytes"] + (non_torch_bytes(device, engine, deployment) if tp > 1 else 0.0)
+    before = engine.profile.memory["context_bytes"] + (
+        non_torch_bytes(model, device, engine, deployment) if tp > 1 else 0.0
+    )
     fraction, sources = engine.gpu_memory_utilization, engine.profile.sources
     label = "reported" if not device.memory_bytes_estimated else "estimated"
     return (

@@ -17,7 +17,7 @@ def trtllm_terms(
     ep = tp if deployment.expert_parallel else 1
     constants, sources = engine.profile.memory, engine.profile.sources
     weights = model.weight_bytes(tp, pp, ep)[stage]
-    runtime = constants["runtime_bytes"] + (non_torch_bytes(device, engine, deployment) if tp > 1 else 0.0)
+    runtime = constants["runtime_bytes"] + (non_torch_bytes(model, device, engine, deployment) if tp > 1 else 0.0)
     free = device.memory_bytes - weights - runtime
     fraction = engine.gpu_memory_utilization
     label = "reported" if not device.memory_bytes_estimated else "estimated"

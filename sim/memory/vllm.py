@@ -7,6 +7,7 @@ from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
 from sim.memory.activation import peak_activation
 from sim.memory.terms import Term, term
+from sim.memory.weights import loaded_bytes
 from sim.model.attention import MLA
 from sim.model.spec import Layer, ModelSpec
 from sim.units import GIB
@@ -20,7 +21,7 @@ def vllm_terms(
     ep = tp if deployment.expert_parallel else 1
     profile, constants = engine.profile, engine.profile.memory
     layers = model.stages(pp)[stage]
-    weights = model.weight_bytes(tp, pp, ep)[stage]
+    weights = loaded_bytes(model, tp, pp, ep)[stage]
     peak = peak_activation(model, layers, engine, tp, pp, ep, last=stage == pp - 1)
     known = f"{engine.name} {profile.version} profile"
     label = "reported" if not device.memory_bytes_estimated else "estimated"
@@ -42,7 +43,7 @@ def vllm_terms(
             profile.sources.get("memory.sampler_bytes_per_logit", known),
             constants["activation_spread"],
         ),
-        non_torch_term(device, engine, deployment),
+        non_torch_term(model, device, engine, deployment),
         term(
             "cuda_graphs",
             graphs,
@@ -61,25 +62,26 @@ def _weights_formula(tp: int, pp: int, ep: int, stage: int) -> str:
     return ", ".join(parts) + ", with rotary tables, as the allocator counts them"
 
 
-def non_torch_bytes(device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> float:
-    """What libraries allocate outside the framework: alone, and in a communicator group by its size and link."""
+def non_torch_bytes(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> float:
+    """What libraries allocate outside the framework: alone, and in a communicator group by its size, link and layers."""
     constants, tp = engine.profile.memory, deployment.tensor_parallel
     alone = constants.get("non_torch_bytes", 0.0)
     if tp == 1:
         return constants.get("non_torch_pipeline_bytes", alone) if deployment.pipeline_parallel > 1 else alone
     direct = device.scale_up.bytes_per_s > 0 and device.scale_up.kind not in ("none", "PCIe")
     group = constants["non_torch_group_nvlink_bytes" if direct else "non_torch_group_bytes"]
-    return alone + group + constants["non_torch_doubling_bytes"] * math.log2(tp / 2)
+    exchanged = constants["non_torch_bytes_per_layer_and_peer"] * len(model.layers) * (tp - 1)
+    return alone + group + constants["non_torch_doubling_bytes"] * math.log2(tp / 2) + exchanged
 
 
-def non_torch_term(device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> Term:
+def non_torch_term(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> Term:
     """The row of `non_torch_bytes`."""
     tp = deployment.tensor_parallel
     words = "libraries and kernels" if tp == 1 else f"libraries, kernels and the buffers of a group of {tp}"
     source = engine.profile.sources.get("memory.non_torch_bytes") or engine.profile.sources.get("memory.non_torch")
     return term(
         "non_torch",
-        non_torch_bytes(device, engine, deployment),
+        non_torch_bytes(model, device, engine, deployment),
         words,
         source or f"{engine.name} {engine.profile.version} profile",
         engine.profile.memory.get("non_torch_spread", 0.25),

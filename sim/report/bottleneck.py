@@ -1,8 +1,9 @@
 """Why it is not faster: one verdict with its evidence and the setting to change.
 
-While requests wait, an engine with chunked prefill stops admitting for one of three reasons, which the step table tells apart: every
-seat is taken (`running = max_num_seqs`), the step's token budget is spent (`max_num_batched_tokens`), or, failing both, there are no KV blocks for
-the next request. Where nobody waits, the verdict is about where a step's time goes.
+While requests wait, an engine with chunked prefill stops admitting for one of three reasons, which the step table
+tells apart: every seat is taken (`running = max_num_seqs`), the step's token budget is spent
+(`max_num_batched_tokens`), or, failing both, there are no KV blocks for the next request. Where nobody waits, the
+verdict is about where a step's time goes.
 """
 
 from dataclasses import dataclass, field
@@ -16,10 +17,13 @@ from sim.report.result import SimulationResult
 QUEUE_SHARE = 0.10
 """Requests waiting for more than this share of step time is a queue worth a verdict."""
 
+RECOMPUTE_SHARE = 0.05
+"""So is recomputing more than this share of all computed tokens after preemptions."""
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """`kind` for programs, `sentence` for people, `change`: the setting to try, `evidence`: the shares it rests on (of 1)."""
+    """`kind` for programs, `sentence` for people, `change`: the setting to try, `evidence`: the shares (of 1) behind it."""
 
     kind: str
     sentence: str
@@ -83,7 +87,10 @@ def verdict(result: SimulationResult, metrics: Metrics) -> Verdict | None:
 
 
 def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares) -> Verdict | None:
-    if shares.waiting < QUEUE_SHARE:
+    steps = result.steps
+    computed = float(np.sum(steps.prefill_tokens) + np.sum(steps.decodes))
+    thrashes = (metrics.recomputed_tokens or 0) > RECOMPUTE_SHARE * computed
+    if shares.waiting < QUEUE_SHARE and not thrashes:
         return None
     found = latencies(result.requests)
     queue_share = float(found.queue_s.sum() / found.e2el_s.sum()) if found.e2el_s.sum() > 0 else 0.0
@@ -94,14 +101,16 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
         "kv": shares.kv,
         "queue_share_of_e2el": queue_share,
     }
-    reason = max(("seats", shares.seats), ("token_budget", shares.budget), ("kv", shares.kv), key=lambda item: item[1])[0]
-    waits = f"requests wait during {shares.waiting:.0%} of step time, and queueing is {queue_share:.0%} of end-to-end latency"
+    reasons = {"seats": shares.seats, "token_budget": shares.budget, "kv": shares.kv}
+    reason = "kv" if thrashes else max(reasons, key=lambda name: reasons[name])
+    waits = f"requests wait during {shares.waiting:.0%} of step time, and queueing is {queue_share:.0%} of E2E latency"
     kv_mean, kv_max = metrics.kv_usage_mean or 0.0, metrics.kv_usage_max or 0.0
     if reason == "seats":
         seats = result.settings["max_num_seqs"]
         return Verdict(
             "admission-bound",
-            f"Admission-bound (seats): {waits}; for {shares.seats:.0%} all {seats} seats are taken, while KV use peaks at {kv_max:.0%}.",
+            f"Admission-bound (seats): {waits}; for {shares.seats:.0%} all {seats} seats are taken, "
+            f"while KV use peaks at {kv_max:.0%}.",
             "engine.max_num_seqs (--max-num-seqs): raise it; TPOT will rise with the batch."
             if kv_max < 0.9
             else "deployment.replicas: seats and KV blocks run out together, so add replicas or lower the load.",
@@ -112,7 +121,8 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
         return Verdict(
             "prefill-bound",
             f"Prefill-bound: {waits}; for {shares.budget:.0%} the step's budget of {budget} tokens is spent.",
-            "engine.max_num_batched_tokens (--max-num-batched-tokens): raise it for TTFT at the expense of ITL, or add deployment.replicas.",
+            "engine.max_num_batched_tokens (--max-num-batched-tokens): raise it for TTFT at the expense of ITL, "
+            "or add deployment.replicas.",
             evidence,
         )
     thrown = "" if not metrics.preemptions else f", and {metrics.preemptions:,} preemptions"
@@ -120,7 +130,8 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
         thrown += f" recompute {metrics.recomputed_tokens:,} tokens"
     return Verdict(
         "kv-bound",
-        f"KV-bound: {waits}; for {shares.kv:.0%} seats are free but KV blocks are not (mean use {kv_mean:.0%}){thrown}.",
+        f"KV-bound: {waits}; for {shares.kv:.0%} seats are free but KV blocks are not "
+        f"(mean use {kv_mean:.0%}){thrown}.",
         "engine.kv_cache_dtype=fp8 (--kv-cache-dtype), engine.gpu_memory_utilization (--gpu-memory-utilization) or "
         "deployment.tensor_parallel (--tensor-parallel-size): more KV blocks per replica.",
         evidence,
@@ -137,14 +148,16 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
     if shares.eager_decode > 0.2:
         return Verdict(
             "graph-miss",
-            f"Graph-miss: for {shares.eager_decode:.0%} of step time decode batches run without a CUDA graph although graphs are captured.",
+            f"Graph-miss: for {shares.eager_decode:.0%} of step time decode batches run without a CUDA graph "
+            "although graphs are captured.",
             "engine.max_cudagraph_capture_size (--max-cudagraph-capture-size): capture up to engine.max_num_seqs.",
             evidence | {"eager_decode": shares.eager_decode},
         )
     if overhead > 0.3:
         return Verdict(
             "launch-bound",
-            f"Launch-bound: kernel launches and host work are {overhead:.0%} of step time at a mean batch of {rows:.0f}.",
+            f"Launch-bound: kernel launches and host work are {overhead:.0%} of step time "
+            f"at a mean batch of {rows:.0f}.",
             "engine.enforce_eager=false and engine.async_scheduling=true, or more load per replica.",
             evidence,
         )
@@ -165,15 +178,22 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
     if shares.decode_only < 0.5:
         return Verdict(
             "prefill-bound",
-            f"Prefill-bound: {1 - shares.decode_only:.0%} of step time is in steps that carry prefill; nobody queues for seats or KV blocks.",
+            f"Prefill-bound: {1 - shares.decode_only:.0%} of step time is in steps that carry prefill; "
+            "nobody queues for seats or KV blocks.",
             "engine.enable_prefix_caching, or deployment.tensor_parallel / deployment.replicas for more compute.",
             evidence,
         )
     reads = part.get("gemm_s", 0.0) + part.get("moe_s", 0.0) + part.get("head_s", 0.0)
     return Verdict(
         "bandwidth-bound",
-        f"Bandwidth-bound (decode): {shares.decode_only:.0%} of step time is decode-only with {rows:.0f} requests per step on average; "
-        f"weights take {reads:.0%} and attention {part.get('attention_s', 0.0):.0%} of it.",
-        "a quantised model or engine.kv_cache_dtype=fp8 (fewer bytes per step), or deployment.tensor_parallel (more bandwidth per request).",
+        f"Bandwidth-bound (decode): {shares.decode_only:.0%} of step time is decode-only "
+        f"with {rows:.0f} requests per step on average; weights take {reads:.0%} and attention {part.get('attention_s', 0.0):.0%} of it.",
+        (
+            "workload.rate or workload.concurrency: a larger batch reads the same weights once, "
+            "so more load costs little TPOT."
+            if rows < 16
+            else "a quantised model or engine.kv_cache_dtype=fp8 (fewer bytes per step), "
+            "or deployment.tensor_parallel (more bandwidth per request)."
+        ),
         evidence,
     )

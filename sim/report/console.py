@@ -1,4 +1,4 @@
-"""The block everyone recognises, in the wording and order of vLLM's serving benchmark, and below it what only a simulator knows."""
+"""The block everyone recognises, in the wording and order of vLLM's benchmark, and what only a simulator knows."""
 
 import math
 import textwrap
@@ -93,12 +93,17 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
     if metrics.preemptions:
         lines.append(line("Tokens recomputed:", metrics.recomputed_tokens))
     if metrics.cached_tokens:
-        lines.append(line("Prefix cache hits (% of input tokens):", 100 * metrics.cached_tokens / max(metrics.total_input, 1)))
+        lines.append(
+            line("Prefix cache hits (% of input tokens):", 100 * metrics.cached_tokens / max(metrics.total_input, 1))
+        )
     lines += [
         line("Steps:", metrics.steps),
         line("Mean batch, requests / tokens:", pair(metrics.batch_requests_mean, metrics.batch_tokens_mean)),
         line("Step time / duration (%):", percent(metrics.busy_share)),
-        line("Output tok/s per GPU / per user:", pair(metrics.output_throughput_per_gpu, metrics.output_throughput_per_user)),
+        line(
+            "Output tok/s per GPU / per user:",
+            pair(metrics.output_throughput_per_gpu, metrics.output_throughput_per_user),
+        ),
     ]
     if metrics.usd_per_1m_total is not None:
         lines += [

@@ -1,13 +1,14 @@
 """What is measured of a run: vLLM's metrics under vLLM's names and definitions, and a few that only a simulator knows.
 
-Latencies are of finished requests only. With `arrival`, `queued`, `scheduled`, `first_token` and `finish` as in `RequestTable`:
+Latencies are of finished requests only. With the times of `RequestTable`:
 
 - TTFT = first_token - arrival; queued TTFT = first_token - queued (what a server's own log counts).
-- E2EL = finish - arrival = queue (scheduled - arrival) + prefill (first_token - scheduled) + decode (finish - first_token).
+- E2EL = finish - arrival = queue + prefill + decode: arrival to scheduled to first_token to finish.
 - TPOT = (E2EL - TTFT) / (output tokens - 1), per request with more than one output token.
 - ITL: every gap between two tokens of a request, over all tokens.
 
-The duration is the last finish minus the first arrival. Nothing is averaged over nothing: a statistic without samples is None.
+The duration is the last finish minus the first arrival. Nothing is averaged over nothing: a statistic without samples
+is None.
 """
 
 from collections.abc import Sequence
@@ -24,8 +25,8 @@ PERCENTILES = (90.0, 95.0, 99.0)
 SLO_METRICS = ("ttft", "tpot", "itl", "e2el")
 
 NOT_QUEUED_NS = 1_000_000
-"""A request scheduled within 1 ms of being taken up was in the first batch it could be in: no engine step is shorter in practice,
-and in recorded runs the gap is either below 0.05 ms or above 10 ms."""
+"""A request scheduled within 1 ms of being taken up was in the first batch it could be in: no engine step is shorter in
+practice, and in recorded runs the gap is either below 0.05 ms or above 10 ms."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,9 @@ def check_slo(slo_ms: dict[str, float]) -> dict[str, float]:
     """The bounds, checked. Raises `ValueError` on an unknown metric or a bound that is not a positive number of ms."""
     for name, bound in slo_ms.items():
         if name not in SLO_METRICS:
-            raise ValueError(f"slo wants bounds in ms for {', '.join(SLO_METRICS)}, got {name!r}; change the key slo.{name}")
+            raise ValueError(
+                f"slo wants bounds in ms for {', '.join(SLO_METRICS)}, got {name!r}; change the key slo.{name}"
+            )
         if not (isinstance(bound, int | float) and bound > 0 and np.isfinite(bound)):
             raise ValueError(f"slo.{name} wants a positive number of milliseconds, got {bound!r}")
     return slo_ms
@@ -264,8 +267,8 @@ def recomputed_tokens(result: SimulationResult) -> int | None:
 class LittlesLaw:
     """Little's law, `L = lambda W`, from two tables written apart.
 
-    `mean_in_engine` is the time average of running + waiting over the steps; `rate_per_s` the arrival rate; `mean_time_s` the mean
-    time from being taken up to finishing. `relative_gap` = L / (lambda W) - 1.
+    `mean_in_engine` is the time average of running + waiting over the steps; `rate_per_s` the arrival rate;
+    `mean_time_s` the mean time from being taken up to finishing. `relative_gap` = L / (lambda W) - 1.
     """
 
     mean_in_engine: float
@@ -281,8 +284,8 @@ class LittlesLaw:
 def littles_law(result: SimulationResult) -> LittlesLaw | None:
     """Check of a run that started and ended empty: the steps' queue lengths against the requests' times.
 
-    A request counts in the steps from the first step that begins after it was taken up until the step that finishes it ends, so the two
-    agree up to a step per request. None if nothing ran or a request did not finish.
+    A request counts in the steps from the first step that begins after it was taken up until the step that finishes
+    it ends, so the two agree up to a step per request. None if nothing ran or a request did not finish.
     """
     requests, steps = result.requests, result.steps
     if not len(steps) or not len(requests) or (np.asarray(requests.status) != FINISHED).any():
@@ -299,9 +302,9 @@ IDLE_GAP_NS = 50_000_000
 
 
 def holds_until_ns(replica: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-    """Until when a step's queue lengths hold: the replica's next step, or its own end before an idle pause. Shape `[step]`.
+    """Until when a step's queue lengths hold: the replica's next step, or its own end before an idle pause.
 
-    Steps of one replica are in time order.
+    Shape `[step]`; steps of one replica are in time order.
     """
     until = np.array(end_ns, np.int64)
     replica, start = np.asarray(replica), np.asarray(start_ns, np.int64)

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True)
 class Distribution:
     """Summary of one latency, in seconds. With no sample every statistic is None.
 
-    `std_s` is the population standard deviation, percentiles interpolate linearly (numpy's default, as in vLLM's benchmark).
+    `std_s` is the population standard deviation, percentiles interpolate linearly (numpy's default, as in vLLM's
+    benchmark).
     """
 
     count: int
@@ -29,7 +31,7 @@ class Distribution:
         raise ValueError(f"percentile wants one of {[known for known, _ in self.percentiles_s]}, got {p}")
 
 
-def weighted_percentiles(values: np.ndarray, counts: np.ndarray, percentiles: Sequence[float]) -> np.ndarray:
+def weighted_percentiles(values: np.ndarray, counts: np.ndarray, percentiles: npt.ArrayLike) -> np.ndarray:
     """Percentiles of `np.repeat(values, counts)` without expanding it; bit for bit numpy's linear interpolation.
 
     Shapes `[value]`, `[value]` (integers >= 0, not all 0) -> `[percentile]`.

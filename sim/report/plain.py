@@ -12,8 +12,8 @@ import numpy as np
 def plain(value: Any) -> Any:
     """The value as dicts, lists, strings, numbers, booleans and None.
 
-    Numpy scalars and arrays become numbers and lists, dataclasses dicts, and a number that is not finite None, for JSON has no
-    word for it. Anything else becomes its text.
+    Numpy scalars and arrays become numbers and lists, dataclasses dicts, and a number that is not finite None, for
+    JSON has no word for it. Anything else becomes its text.
     """
     if value is None or isinstance(value, str | bool):
         return value

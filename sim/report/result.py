@@ -17,8 +17,8 @@ class RequestTable:
     """Axis `request`, in arrival order. Times in ns on the run's clock, -1 where it never happened.
 
     `arrival`: sent by the client; `queued`: taken up by the engine loop; `scheduled`: first in a batch (when the
-    scheduler put it there); `first_token`, `finish`: when the client has that token. `cached_tokens`: prompt tokens found in the
-    prefix cache at the first admission. `status` indexes `REQUEST_STATUS`.
+    scheduler put it there); `first_token`, `finish`: when the client has that token. `cached_tokens`: prompt tokens
+    found in the prefix cache at the first admission. `status` indexes `REQUEST_STATUS`.
     """
 
     arrival_ns: np.ndarray

@@ -30,12 +30,13 @@ def write_results(
     overrides: Sequence[str] = (),
     percentiles: Sequence[float] = PERCENTILES,
 ) -> dict[str, Any]:
-    """Write config.yaml, summary.json, requests.parquet, steps.parquet, trace.json.gz, report.html and console.txt; return the summary.
+    """Write the results folder and return the summary.
 
+    Files: config.yaml, summary.json, requests.parquet, steps.parquet, trace.json.gz, report.html and console.txt.
     `overrides` (as typed on the command line) go to overrides.yaml, for `collect`. P99 is always measured.
 
-    Everything is written beside the folder and moved into place at the end, so a run that fails leaves no half results. An earlier
-    result there is replaced; `ValueError` if the folder holds anything else.
+    Everything is written beside the folder and moved into place at the end, so a run that fails leaves no half
+    results. An earlier result there is replaced; `ValueError` if the folder holds anything else.
     """
     percentiles = tuple(sorted({*percentiles, 99.0}))
     metrics = measure(result, percentiles)
@@ -88,11 +89,15 @@ def check_folder(folder: str | Path) -> None:
         raise ValueError(f"the results folder {path} is a file; choose another with hydra.run.dir")
     if path.is_dir() and not (path / SUMMARY).is_file() and (others := _others(path)):
         raise ValueError(
-            f"the results folder {path} wants to be empty or an earlier result, got a folder with {others[0].name!r} in it; "
+            f"the results folder {path} wants to be empty or an earlier result, got {others[0].name!r} in it; "
             "choose another with hydra.run.dir"
         )
-    if (path / SUMMARY).is_file() and SCHEMA.split("/")[0] not in (path / SUMMARY).read_text(encoding="utf-8", errors="replace"):
-        raise ValueError(f"the results folder {path} holds a {SUMMARY} that is not ours; choose another with hydra.run.dir")
+    if (path / SUMMARY).is_file() and SCHEMA.split("/")[0] not in (path / SUMMARY).read_text(
+        encoding="utf-8", errors="replace"
+    ):
+        raise ValueError(
+            f"the results folder {path} holds a {SUMMARY} that is not ours; choose another with hydra.run.dir"
+        )
 
 
 def _others(path: Path) -> list[Path]:

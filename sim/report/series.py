@@ -13,8 +13,8 @@ from sim.units import NS_PER_S
 class Series:
     """Axis `bin`, equal bins of `width_s` from the first arrival; `t_s` is where a bin starts.
 
-    `running`, `waiting` (requests) and `kv_mean` (share of 1, mean over replicas) are time averages; `kv_max` is the fullest replica;
-    `input_tokens_per_s` counts computed prompt tokens, `output_tokens_per_s` emitted ones.
+    `running`, `waiting` (requests) and `kv_mean` (share of 1, mean over replicas) are time averages; `kv_max` is the
+    fullest replica; `input_tokens_per_s` counts computed prompt tokens, `output_tokens_per_s` emitted ones.
     """
 
     width_s: float
@@ -29,10 +29,13 @@ class Series:
     busy: np.ndarray
 
 
-def bin_means(replica: np.ndarray, start_ns: np.ndarray, until_ns: np.ndarray, value: np.ndarray, edges_ns: np.ndarray) -> np.ndarray:
-    """Time average over each bin of the sum over replicas of a value that holds from `start` to `until` and is 0 elsewhere.
+def bin_means(
+    replica: np.ndarray, start_ns: np.ndarray, until_ns: np.ndarray, value: np.ndarray, edges_ns: np.ndarray
+) -> np.ndarray:
+    """Time average per bin of the sum over replicas of a value that holds from `start` to `until` and is 0 elsewhere.
 
-    The integral up to t is piecewise linear in t, so it is interpolated at the edges without error. Shapes `[step]`, `[bin + 1]` -> `[bin]`.
+    The integral up to t is piecewise linear in t, so it is interpolated at the edges without error.
+    Shapes `[step]`, `[bin + 1]` -> `[bin]`.
     """
     total = np.zeros(len(edges_ns))
     for r in np.unique(replica):
@@ -61,7 +64,9 @@ def series(result: SimulationResult, width_s: float) -> Series:
     ends = [int(np.max(column)) for column in (steps.end_ns, requests.finish_ns, requests.arrival_ns) if len(column)]
     bins = max(1, int(np.ceil((max(ends, default=t0_ns) - t0_ns) / (width_s * NS_PER_S))))
     edges_ns = t0_ns + np.arange(bins + 1) * (width_s * NS_PER_S)
-    replica, start_ns, end_ns = (np.asarray(column, np.int64) for column in (steps.replica, steps.start_ns, steps.end_ns))
+    replica, start_ns, end_ns = (
+        np.asarray(column, np.int64) for column in (steps.replica, steps.start_ns, steps.end_ns)
+    )
     until_ns = holds_until_ns(replica, start_ns, end_ns) if len(steps) else end_ns
     used = 1 - np.asarray(steps.free_blocks, float) / max(result.num_gpu_blocks, 1)
 
@@ -73,7 +78,9 @@ def series(result: SimulationResult, width_s: float) -> Series:
         return np.bincount(at, weights=np.asarray(value, float), minlength=bins)
 
     kv_max = np.zeros(bins)
-    first, last = (np.clip(((x - t0_ns) / (width_s * NS_PER_S)).astype(np.int64), 0, bins - 1) for x in (start_ns, until_ns - 1))
+    first, last = (
+        np.clip(((x - t0_ns) / (width_s * NS_PER_S)).astype(np.int64), 0, bins - 1) for x in (start_ns, until_ns - 1)
+    )
     np.maximum.at(kv_max, first, used)
     np.maximum.at(kv_max, last, used)
     return Series(
@@ -101,10 +108,15 @@ def running_and_waiting(requests: RequestTable, at_ns: np.ndarray) -> tuple[np.n
 
 
 def emitted_per_second(requests: RequestTable, steps: StepTable | None, edges_ns: np.ndarray) -> np.ndarray:
-    """Output tokens per second in each bin: from the steps, or, without steps, each answer spread evenly from its first token to its last."""
+    """Output tokens per second in each bin.
+
+    From the steps, or, without steps, each answer spread evenly from its first token to its last.
+    """
     width_s = np.diff(edges_ns) / NS_PER_S
     if steps is not None and len(steps):
-        counts, _ = np.histogram(np.asarray(steps.end_ns, float), bins=edges_ns, weights=np.asarray(steps.emitting, float))
+        counts, _ = np.histogram(
+            np.asarray(steps.end_ns, float), bins=edges_ns, weights=np.asarray(steps.emitting, float)
+        )
         return counts / width_s
     done = np.asarray(requests.finish_ns) >= 0
     first, finish = np.asarray(requests.first_token_ns, float)[done], np.asarray(requests.finish_ns, float)[done]

@@ -1,4 +1,4 @@
-"""`summary.json`: one flat object with vLLM's benchmark field names and ours; every field is described in docs/summary.md."""
+"""`summary.json`: one flat object with vLLM's benchmark field names and ours; docs/summary.md describes every field."""
 
 from typing import Any
 
@@ -114,5 +114,5 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
 
 
 def failure_summary(status: str, reason: str, **known: Any) -> dict[str, Any]:
-    """The summary of a configuration that could not run: its status, the sentence that says why, and what is `known` of it."""
+    """The summary of a configuration that could not run: its status, a sentence that says why, what is `known` of it."""
     return plain({"schema": SCHEMA, "status": status, "reason": reason, **known})

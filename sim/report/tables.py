@@ -63,7 +63,7 @@ def step_columns(result: SimulationResult) -> dict[str, np.ndarray]:
 
 
 def arrow_table(columns: dict[str, np.ndarray], result: SimulationResult) -> "pyarrow.Table":
-    """Columns to an Arrow table; times that never happened (-1) and latencies that are NaN become null, texts a dictionary."""
+    """Columns to an Arrow table; times that never happened (-1) and NaN latencies become null, texts a dictionary."""
     import pyarrow
 
     arrays = {}

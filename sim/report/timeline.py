@@ -1,4 +1,4 @@
-"""A timeline for Perfetto or chrome://tracing: steps per replica, queues and KV use as counters, and the life of each request."""
+"""A timeline for Perfetto or chrome://tracing: steps per replica, queues and KV use as counters, and each request."""
 
 from typing import Any
 
@@ -17,7 +17,8 @@ REQUESTS_PID = 1_000_000
 def timeline(result: SimulationResult, max_steps: int = MAX_STEPS, max_requests: int = MAX_REQUESTS) -> dict[str, Any]:
     """Trace events in Chrome's JSON format, times in microseconds.
 
-    The first `max_steps` steps and the first `max_requests` finished requests are kept; `otherData` says how many were left out.
+    The first `max_steps` steps and the first `max_requests` finished requests are kept; `otherData` says how many
+    were left out.
     """
     steps, requests = result.steps, result.requests
     order = np.argsort(np.asarray(steps.start_ns), kind="stable")[:max_steps]
@@ -48,7 +49,9 @@ def timeline(result: SimulationResult, max_steps: int = MAX_STEPS, max_requests:
 
 def _names(pid: int, process: str, threads: dict[int, str]) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = [{"ph": "M", "pid": pid, "name": "process_name", "args": {"name": process}}]
-    events += [{"ph": "M", "pid": pid, "tid": t, "name": "thread_name", "args": {"name": name}} for t, name in threads.items()]
+    events += [
+        {"ph": "M", "pid": pid, "tid": t, "name": "thread_name", "args": {"name": name}} for t, name in threads.items()
+    ]
     return events
 
 
@@ -86,9 +89,19 @@ def _step_events(result: SimulationResult, order: np.ndarray) -> list[dict[str, 
             "padded tokens": padded,
             "graph": GRAPH_MODES[int(mode)],
         }
-        events.append({"ph": "X", "pid": pid, "tid": 1, "name": kind, "ts": ts, "dur": (end - start) / 1000, "args": args})
+        events.append(
+            {"ph": "X", "pid": pid, "tid": 1, "name": kind, "ts": ts, "dur": (end - start) / 1000, "args": args}
+        )
         if preempted:
-            instant = {"ph": "i", "pid": pid, "tid": 1, "s": "t", "name": "preemption", "ts": ts, "args": {"requests": preempted}}
+            instant = {
+                "ph": "i",
+                "pid": pid,
+                "tid": 1,
+                "s": "t",
+                "name": "preemption",
+                "ts": ts,
+                "args": {"requests": preempted},
+            }
             events.append(instant)
         # A counter keeps its value until the next event, so only changes are written.
         counters = (("running", running), ("waiting", waiting), ("KV use (%)", round(100 * (1 - free / blocks), 2)))
@@ -125,9 +138,21 @@ def _request_events(result: SimulationResult, kept: np.ndarray) -> list[dict[str
             "output tokens": output,
             "preemptions": preemptions,
         }
-        for name, start, end in (("queue", arrival, scheduled), ("prefill", scheduled, first), ("decode", first, finish)):
+        for name, start, end in (
+            ("queue", arrival, scheduled),
+            ("prefill", scheduled, first),
+            ("decode", first, finish),
+        ):
             if end > start:
                 span = {"ph": "X", "pid": REQUESTS_PID, "tid": index + 1, "name": name, "ts": start / 1000}
                 events.append(span | {"dur": (end - start) / 1000, "args": args})
-        events += [{"ph": "M", "pid": REQUESTS_PID, "tid": index + 1, "name": "thread_name", "args": {"name": f"request {index}"}}]
+        events += [
+            {
+                "ph": "M",
+                "pid": REQUESTS_PID,
+                "tid": index + 1,
+                "name": "thread_name",
+                "args": {"name": f"request {index}"},
+            }
+        ]
     return events

@@ -59,9 +59,23 @@ def _check_combinations(conf: WorkloadConf) -> None:
             "arrival=ramp wants a finite workload.rate and workload.burstiness",
         ),
         (
-            conf.duration_s is not None and (conf.arrival in UNTIMED or math.isinf(conf.rate)),
-            "duration_s wants arrivals that are spread over time (here all requests are sent at 0); set workload.num_requests",
+            conf.duration_s is not None
+            and (conf.arrival in UNTIMED or (conf.arrival != "trace" and math.isinf(conf.rate))),
+            "duration_s wants arrivals spread over time (here all are sent at 0); workload.num_requests would end the run",
         ),
+        (
+            conf.rate_end is not None and conf.arrival != "ramp",
+            f"rate_end wants workload.arrival=ramp, got {conf.arrival}",
+        ),
+        (
+            conf.burstiness != 1 and conf.arrival not in ("gamma", "ramp"),
+            f"burstiness={conf.burstiness} wants workload.arrival=gamma or ramp, got {conf.arrival}",
+        ),
+        (
+            conf.arrival != "trace" and (conf.time_scale != 1 or conf.sort),
+            f"time_scale and workload.sort want workload.arrival=trace, got {conf.arrival}",
+        ),
+        (conf.limit is not None and not replayed, "limit wants a trace; workload.num_requests limits drawn requests"),
         (replayed and not conf.path, "arrival=trace or lengths=trace wants workload.path"),
         (bool(conf.path) and not replayed, "path wants workload.arrival=trace or workload.lengths=trace to be used"),
         (

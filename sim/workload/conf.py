@@ -15,7 +15,7 @@ class WorkloadConf:
       duration_s: no request arrives later than this (s).
       rounds: with `concurrency` and without `num_requests`: requests per client, num_requests = rounds x concurrency.
     Arrivals (`arrival` names a module of `sim.workload.arrival`, or is `trace`):
-      rate: requests per second; inf sends all at once. rate_end: the ramp's last rate.
+      rate: requests per second (poisson, gamma, constant, ramp); inf sends all at once. rate_end: the ramp's last rate.
       burstiness: shape of the gamma-distributed gaps, their squared coefficient of variation is 1 / burstiness
         (vLLM's `--burstiness`): 1 is Poisson, below 1 burstier, above 1 more even.
       normalize_rate: scale the gaps so that the last request arrives at num_requests / rate exactly, as vLLM's
@@ -24,7 +24,7 @@ class WorkloadConf:
     Lengths (`lengths` names a module of `sim.workload.length`, or is `trace`):
       input_tokens, output_tokens: the nominal lengths (fixed, uniform), the means (lognormal), the largest (zipf).
       range_ratio: `uniform`: vLLM's `--random-range-ratio` r, integers from floor(n (1 - r)) to ceil(n (1 + r));
-        `uniform_below`: InferenceX's, integers from floor(n r) to n. output_range_ratio: the same for outputs, if other.
+        `uniform_below`: InferenceX's, integers from floor(n r) to n. output_range_ratio: for outputs, where it differs.
       input_cv, output_cv: coefficient of variation, standard deviation / mean (lognormal).
       zipf_exponent: s in P(n) ~ n^-s.
       profile: name of a shipped table, or the path of one (profile). lengths_path: csv of input and output lengths to

@@ -37,7 +37,7 @@ def within_limits(
     if conf.over_limit == "error" and long.any():
         first = pairs[np.argmax(long)]
         raise ValueError(
-            f"{limits} want every request to fit, got one of {first[0] + conf.prefix_tokens:.0f} + {first[1]:.0f} tokens; "
+            f"{limits} want every request to fit, got {first[0] + conf.prefix_tokens:.0f} + {first[1]:.0f} tokens; "
             "workload.over_limit=drop or truncate would go on"
         )
     if conf.over_limit == "truncate":

@@ -1,4 +1,4 @@
-"""The text of a trace file, and the checks that every reader makes on its cells: one clear sentence with file and line."""
+"""The text of a trace file, and the checks every reader makes on its cells: one clear sentence with file and line."""
 
 import csv
 import gzip
@@ -28,7 +28,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Head:
-    """What a format is recognised by: the columns of a csv header or the keys of the first JSON object, in lower case."""
+    """What a format is recognised by: columns of a csv header or keys of the first JSON object, in lower case."""
 
     json: bool
     names: frozenset[str]
@@ -37,7 +37,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests of a file in file order; `arrival_ns` is None for data sets without times. `line` is where each stands."""
+    """Requests of a file in file order; `arrival_ns` is None for data sets without times; `line`: where each stands."""
 
     prompt_tokens: Int[np.ndarray, " request"]
     output_tokens: Int[np.ndarray, " request"]
@@ -148,7 +148,7 @@ def json_columns(source: Source, rows: list[tuple[int, dict[str, Any]]], keys: t
 def csv_columns(
     source: Source, keys: tuple[str, ...], limit: int | None
 ) -> tuple[dict[str, list[str]], Int[np.ndarray, " row"]]:
-    """The cells of the columns `keys` (any case) and each row's line number; every row must be as wide as the header."""
+    """The cells of the columns `keys` (any case) and each row's line; every row must be as wide as the header."""
     number = next(n for n, line in enumerate(source.lines, 1) if line.strip())
     header = source.lines[number - 1]
     columns = _cells(header)

@@ -1,4 +1,4 @@
-"""A small honest queue to report on: continuous batching with chunked prefill, KV blocks and preemption by recompute, one replica each."""
+"""A small honest queue to report on: continuous batching, chunked prefill, KV blocks, preemption by recompute."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Sequence:
 
 
 def price_s(prefill: int, area: float, decodes: int, context: int, emitting: int) -> tuple[float, ...]:
-    """Seconds by component of one step of a dense 8B-like model on an 80 GB device: weights read once, two FLOPs per weight and token."""
+    """Seconds by component of one step of a dense 8B-like model: weights read once, two FLOPs per weight and token."""
     tokens = prefill + decodes
     gemm = max(15e9 / 2.9e12, tokens * 14e9 / 650e12)
     attention = decodes * 3e-6 + context * 131072 / 2.6e12 + area * 4 * 4096 * 32 / 400e12
@@ -43,7 +43,7 @@ def run_toy(
     lengths: tuple[np.ndarray, np.ndarray] | None = None,
     arrival_s: np.ndarray | None = None,
 ) -> SimulationResult:
-    """A run of `requests` Poisson arrivals over `replicas` round-robin replicas; requests that never fit are rejected."""
+    """A run of Poisson arrivals over round-robin replicas; requests that never fit are rejected."""
     draw = np.random.default_rng(seed)
     if arrival_s is None:
         arrival_s = np.concatenate([[0.0], np.cumsum(draw.exponential(1 / rate, requests - 1))])
@@ -198,8 +198,12 @@ def run_toy(
                 MemoryTerm("Weights", 15.0 * GIB, "8.03 B parameters x 2 bytes", "config.json"),
                 MemoryTerm("Peak activation", 5.6 * GIB, "sampler dummy run", "engine profile"),
                 MemoryTerm("Non-torch", 0.25 * GIB, "context and libraries", "engine profile"),
-                MemoryTerm("KV cache", blocks * block * 131072, f"{blocks} blocks of {block} tokens x 128 KiB", "the rest"),
-                MemoryTerm("Left free", 79.19 * GIB - 20.85 * GIB - blocks * block * 131072, "outside the budget", "setting"),
+                MemoryTerm(
+                    "KV cache", blocks * block * 131072, f"{blocks} blocks of {block} tokens x 128 KiB", "the rest"
+                ),
+                MemoryTerm(
+                    "Left free", 79.19 * GIB - 20.85 * GIB - blocks * block * 131072, "outside the budget", "setting"
+                ),
             ),
             device_bytes=79.19 * GIB,
             verdict=f"It fits: {blocks * block} tokens of KV cache per replica.",

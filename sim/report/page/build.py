@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a run: text and tables written here, charts drawn in the browser from embedded data."""
+"""One self-contained HTML page of a run: text and tables from here, charts drawn in the browser from embedded data."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sim.report.bottleneck import Verdict
-from sim.report.metrics import Metrics, meets, latencies
+from sim.report.metrics import Metrics, latencies, meets
 from sim.report.page.data import chart_data
 from sim.report.plain import plain, to_json
 from sim.report.result import SimulationResult
@@ -138,27 +138,44 @@ def headline(result: SimulationResult, metrics: Metrics) -> str:
     preempted = f"{metrics.preemptions:,} preemptions" if metrics.preemptions else "no preemptions"
     price = metrics.usd_per_1m_output
     figures = [
-        figure("Output throughput", quantity(metrics.output_throughput), "tok/s", f"{quantity(metrics.request_throughput)} req/s<br>{done}"),
+        figure(
+            "Output throughput",
+            quantity(metrics.output_throughput),
+            "tok/s",
+            f"{quantity(metrics.request_throughput)} req/s<br>{done}",
+        ),
         timed("ttft", "TTFT"),
         timed("tpot", "TPOT"),
         timed("e2el", "E2EL"),
         figure("Peak KV cache use", kv, "%", preempted, "alert" if metrics.preemptions else ""),
     ]
     if price is not None:
-        figures.append(figure("Price of 1M output tokens", f"${price:.2f}", "", f"${metrics.usd_per_1m_total:.3f} per 1M of all tokens"))
+        figures.append(
+            figure(
+                "Price of 1M output tokens",
+                f"${price:.2f}",
+                "",
+                f"${metrics.usd_per_1m_total:.3f} per 1M of all tokens",
+            )
+        )
     else:
         per_user = quantity(metrics.output_throughput_per_user)
-        figures.append(figure("Per user", per_user, "tok/s", f"{quantity(metrics.output_throughput_per_gpu)} tok/s per GPU"))
+        figures.append(
+            figure("Per user", per_user, "tok/s", f"{quantity(metrics.output_throughput_per_gpu)} tok/s per GPU")
+        )
     return '<dl class="headline">' + "".join(figures) + "</dl>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """An HTML table of cells that are HTML already; the first column heads the row."""
     body = "".join(
-        "<tr>" + f'<th scope="row">{cells[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in cells[1:]) + "</tr>" for cells in map(tuple, rows)
+        "<tr>" + f'<th scope="row">{cells[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in cells[1:]) + "</tr>"
+        for cells in map(tuple, rows)
     )
     heads = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    return f'<div class="scroll"><table class="{kind}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def latency_table(metrics: Metrics) -> str:
@@ -179,11 +196,13 @@ def slo_html(result: SimulationResult, metrics: Metrics) -> str:
     if not result.slo_ms:
         return ""
     found = latencies(result.requests)
+    everyone = max(len(result.requests), 1)
     each = [
-        f"{escape(name.upper())} ≤ {bound:g} ms: {100 * meets(found, {name: bound}).sum() / max(len(result.requests), 1):.1f}%"
+        f"{escape(name.upper())} ≤ {bound:g} ms: {100 * meets(found, {name: bound}).sum() / everyone:.1f}%"
         for name, bound in result.slo_ms.items()
     ]
-    whole = f"Goodput {quantity(metrics.request_goodput)} req/s: {100 * (metrics.goodput_share or 0):.1f}% of requests meet every bound"
+    share = f"{100 * (metrics.goodput_share or 0):.1f}% of requests meet every bound"
+    whole = f"Goodput {quantity(metrics.request_goodput)} req/s: {share}"
     return f'<p class="note">{whole} ({"; ".join(each)}).</p>'
 
 
@@ -193,7 +212,8 @@ def step_note(metrics: Metrics) -> str:
         return '<p class="note">Steps were not recorded in this run.</p>'
     return (
         f'<p class="note">{metrics.steps:,} steps; a batch holds {quantity(metrics.batch_requests_mean)} requests and '
-        f"{quantity(metrics.batch_tokens_mean)} tokens on average; steps fill {100 * (metrics.busy_share or 0):.0f}% of the time.</p>"
+        f"{quantity(metrics.batch_tokens_mean)} tokens on average; "
+        f"steps fill {100 * (metrics.busy_share or 0):.0f}% of the time.</p>"
     )
 
 
@@ -229,10 +249,10 @@ def memory_html(result: SimulationResult) -> str:
         return '<p class="note">The memory sum was not part of this run.</p>'
     rows = [[escape(t.name), f"{t.bytes / GIB:,.2f}", escape(t.note), escape(t.source)] for t in memory.terms]
     rows.append(["Device memory", f"{memory.device_bytes / GIB:,.2f}", "", ""])
-    pool = f"{result.num_gpu_blocks:,} blocks of {result.block_size} tokens per replica: {result.num_gpu_blocks * result.block_size:,} tokens of KV cache."
-    return (
-        f'<p class="note">{escape(memory.verdict)} {pool}</p><div class="chart" id="memory-chart"></div>'
-        + table(["per GPU", "GiB", "what it is", "source"], rows, "terms")
+    tokens = f"{result.num_gpu_blocks * result.block_size:,} tokens of KV cache"
+    pool = f"{result.num_gpu_blocks:,} blocks of {result.block_size} tokens per replica: {tokens}."
+    return f'<p class="note">{escape(memory.verdict)} {pool}</p><div class="chart" id="memory-chart"></div>' + table(
+        ["per GPU", "GiB", "what it is", "source"], rows, "terms"
     )
 
 
@@ -261,9 +281,15 @@ def bullets(lines: Iterable[str]) -> str:
 def run_html(result: SimulationResult) -> str:
     """Checks, timing, versions and the resolved configuration."""
     parts = []
-    for name, values in (("Checks", result.checks), ("Time this simulation took (s)", result.timing), ("Versions", result.versions)):
+    for name, values in (
+        ("Checks", result.checks),
+        ("Time this simulation took (s)", result.timing),
+        ("Versions", result.versions),
+    ):
         if values:
-            items = "".join(f"<dt>{escape(str(key))}</dt><dd>{escape(_short(value))}</dd>" for key, value in plain(values).items())
+            items = "".join(
+                f"<dt>{escape(str(key))}</dt><dd>{escape(_short(value))}</dd>" for key, value in plain(values).items()
+            )
             parts.append(f'<div><h3>{name}</h3><dl class="facts">{items}</dl></div>')
     config = ""
     if result.config:

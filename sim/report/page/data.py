@@ -21,7 +21,7 @@ QUANTILES = np.concatenate([np.linspace(0, 98, 99), np.linspace(98.1, 100, 20)])
 
 
 def rounded(values: np.ndarray, digits: int = 5) -> list[float | None]:
-    """Numbers to `digits` significant digits, None for those that are not finite; what a chart of 1,000 pixels can show."""
+    """Numbers to `digits` significant digits, as many as a chart can show; None for those that are not finite."""
     values = np.asarray(values, float)
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(values))))
@@ -70,7 +70,7 @@ def _cdfs(result: SimulationResult, metrics: Metrics, found: Latencies) -> dict[
 
 
 def _parts(found: Latencies) -> list[dict[str, Any]]:
-    """Mean queue, prefill and decode time (ms) of all requests and of the tenth that waited longest for a first token."""
+    """Mean queue, prefill and decode time (ms) of all requests and of the tenth with the longest TTFT."""
     if not len(found.request):
         return []
     groups = [("all requests", np.ones(len(found.request), bool))]
@@ -97,12 +97,16 @@ def _time(result: SimulationResult) -> dict[str, Any] | None:
     at = np.clip(((start_ns - t0_ns) / (width_s * NS_PER_S)).astype(np.int64), 0, len(found.t_s) - 1)
     count = np.bincount(at, minlength=len(found.t_s))
     marks = np.flatnonzero(np.asarray(steps.preempted) > 0)
-    shown = marks[np.linspace(0, len(marks) - 1, min(len(marks), PREEMPTION_MARKS)).astype(int)] if len(marks) else marks
+    shown = (
+        marks[np.linspace(0, len(marks) - 1, min(len(marks), PREEMPTION_MARKS)).astype(int)] if len(marks) else marks
+    )
     components = {}
     for name, seconds in result.components_s.items():
         total = np.bincount(at, weights=np.asarray(seconds, float), minlength=len(found.t_s))
         if total.any():
-            components[name.removesuffix("_s")] = rounded(np.where(count > 0, 1e3 * total / np.maximum(count, 1), np.nan))
+            components[name.removesuffix("_s")] = rounded(
+                np.where(count > 0, 1e3 * total / np.maximum(count, 1), np.nan)
+            )
     return {
         "width_s": found.width_s,
         "t": rounded(found.t_s, 7),
@@ -133,7 +137,7 @@ def _edges(values: np.ndarray, most: int) -> np.ndarray:
 
 
 def _batch(result: SimulationResult) -> dict[str, Any] | None:
-    """Step time by what is in the batch: histogram over requests per step, and mean components for decode-only and other steps."""
+    """What is in a batch: steps by number of requests, and mean components of decode-only and of other steps."""
     steps = result.steps
     if not len(steps):
         return None
@@ -155,7 +159,9 @@ def _batch(result: SimulationResult) -> dict[str, Any] | None:
     return {"edges": edges.tolist(), "steps": by_mode, "groups": groups}
 
 
-def _components_by(size: np.ndarray, chosen: np.ndarray, result: SimulationResult, span_ms: np.ndarray) -> dict[str, Any]:
+def _components_by(
+    size: np.ndarray, chosen: np.ndarray, result: SimulationResult, span_ms: np.ndarray
+) -> dict[str, Any]:
     edges = _edges(size, BATCH_BINS)
     at = np.searchsorted(edges, size, side="right") - 1
     count = np.bincount(at, minlength=len(edges) - 1)
@@ -175,7 +181,7 @@ def _components_by(size: np.ndarray, chosen: np.ndarray, result: SimulationResul
 
 
 def _histogram(values: np.ndarray) -> dict[str, Any] | None:
-    """Counts up to the 99.5th percentile; what lies beyond is counted apart so that one long prompt does not flatten the rest."""
+    """Counts up to the 99.5th percentile; the rest is counted apart, so that one long prompt does not flatten the picture."""
     values = np.asarray(values)
     if not len(values):
         return None

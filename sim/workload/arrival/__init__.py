@@ -1,4 +1,4 @@
-"""Arrival processes, one module each: `times_s(conf, count, rng)`; a new file here is a new value of `workload.arrival`."""
+"""Arrival processes, one module each with `times_s(conf, count, rng)`; a new file is a new `workload.arrival`."""
 
 import pkgutil
 from importlib import import_module

@@ -11,9 +11,10 @@ from sim.workload.length import LengthLaw
 
 
 def law(conf: WorkloadConf) -> LengthLaw:
-    """exp(mu + sigma z) rounded, sigma^2 = ln(1 + cv^2), mu = ln(mean) - sigma^2 / 2, so that the mean is the nominal."""
+    """exp(mu + sigma z), sigma^2 = ln(1 + cv^2), mu = ln(mean) - sigma^2 / 2, the nominal length being the mean."""
     shapes = []
-    for mean, cv in ((conf.input_tokens, conf.input_cv), (conf.output_tokens, conf.output_cv)):
+    nominal, cvs = (conf.input_tokens, conf.output_tokens), (conf.input_cv, conf.output_cv)
+    for mean, cv in zip(nominal, cvs, strict=True):
         variance = math.log(1 + cv * cv)
         shapes.append((math.log(mean) - variance / 2, math.sqrt(variance)))
 
@@ -25,5 +26,5 @@ def law(conf: WorkloadConf) -> LengthLaw:
             ok &= inside
         return np.stack(columns, axis=1), ok
 
-    said = f"mean {conf.input_tokens} (cv {conf.input_cv}) input and {conf.output_tokens} (cv {conf.output_cv}) output tokens"
-    return LengthLaw(4, draw, (f"lengths: lognormal, {said}",))
+    prompt, output = (f"mean {n}, cv {cv}" for n, cv in zip(nominal, cvs, strict=True))
+    return LengthLaw(4, draw, (f"lengths: lognormal, input tokens {prompt}, output tokens {output}",))

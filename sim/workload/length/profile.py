@@ -19,7 +19,7 @@ class Profile:
     """A joint distribution of input and output lengths.
 
     Bin b has probability `weight[b]` and inputs uniform from `input_low[b]` to `input_high[b]`; its outputs have the
-    quantiles `output[b]` at `levels`, with straight lines between. `facts` are the header's lines (source, licence, ...).
+    quantiles `output[b]` at `levels`, with straight lines between. `facts` are the header's lines.
     """
 
     weight: Float[np.ndarray, " bin"]

@@ -1,4 +1,4 @@
-"""Lengths as InferenceX (and vLLM's benchmark of 2024) draws them: uniform from a share of the nominal ones up to them."""
+"""Lengths as InferenceX (and vLLM's benchmark of 2024) draws them: uniform, from a share of the nominal up to it."""
 
 import numpy as np
 from jaxtyping import Bool, Float

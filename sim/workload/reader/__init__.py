@@ -1,4 +1,4 @@
-"""Trace formats, one module each: `matches(head)` and `read(source, conf)`; a new file here is a new `workload.format`."""
+"""Trace formats, one module each: `matches(head)`, `read(source, conf)`; a new file is a new `workload.format`."""
 
 import pkgutil
 from importlib import import_module
@@ -34,7 +34,7 @@ def reader(name: str) -> Reader:
 
 
 def read_trace(conf: WorkloadConf, path: str, key: str = "path") -> Trace:
-    """Read the file `path` (plain or gzip) in `conf.format`, found from its header or first object where that is `auto`.
+    """Read the file `path` (plain or gzip) in `conf.format`, found from header or first object where it is `auto`.
 
     Errors: `ValueError` with file and line for a missing or empty file, an unknown format, broken rows, and lengths
     or times that are none.

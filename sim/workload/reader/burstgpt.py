@@ -1,4 +1,4 @@
-"""BurstGPT: Timestamp (s), [Session ID, Elapsed time,] Model, Request tokens, Response tokens, Total tokens, Log Type."""
+"""BurstGPT: a csv with Timestamp (s), Model, Request tokens, Response tokens, Total tokens, Log Type."""
 
 import numpy as np
 

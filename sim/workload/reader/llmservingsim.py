@@ -1,6 +1,7 @@
-"""LLMServingSim's requests: input_toks, output_toks, arrival_time_ns, with token ids in the JSON form; a table in the older."""
+"""LLMServingSim: input_toks, output_toks, arrival_time_ns; JSON lines with token ids, or (older) a table."""
 
 import numpy as np
+from jaxtyping import Int
 
 from sim.workload.conf import WorkloadConf
 from sim.workload.source import (
@@ -40,7 +41,8 @@ def read(source: Source, conf: WorkloadConf) -> Trace:
     prompt = tokens(source, lines, "input_toks", columns["input_toks"])
     output = tokens(source, lines, "output_toks", columns["output_toks"])
     for key, lengths in (("input_tok_ids", prompt), ("output_tok_ids", output)):
-        _check_ids(source, lines, key, ids.get(key), lengths)
+        if key in ids:
+            _check_ids(source, lines, key, ids[key], lengths)
     content = ", with token ids" if "input_tok_ids" in ids else ", without token ids"
     return Trace(
         prompt,
@@ -53,7 +55,9 @@ def read(source: Source, conf: WorkloadConf) -> Trace:
     )
 
 
-def _check_ids(source: Source, lines: np.ndarray, key: str, rows: list[np.ndarray] | None, lengths: np.ndarray) -> None:
-    for number, row, length in zip(lines, rows or (), lengths if rows else (), strict=True):
+def _check_ids(
+    source: Source, lines: Int[np.ndarray, " row"], key: str, rows: list[np.ndarray], lengths: Int[np.ndarray, " row"]
+) -> None:
+    for number, row, length in zip(lines, rows, lengths, strict=True):
         if len(row) != length:
             raise source.error(int(number), f"{length} entries in {key}", str(len(row)))

@@ -14,5 +14,5 @@ def matches(head: Head) -> bool:
 
 
 def read(source: Source, conf: WorkloadConf) -> Trace:
-    """`hash_block_tokens` is the tool's `--timed-trace-chunk-hash-size`, `time_scale` its `--timed-trace-sec-multiplier`."""
+    """`hash_block_tokens` is the tool's chunk-hash-size, `time_scale` its sec-multiplier."""
     return read_hashed(source, conf, "timed_trace", 1e9, BLOCK_TOKENS)

@@ -1,0 +1,63 @@
+"""`headway simulate`: one run, or with `-m` every combination of the values given."""
+
+import time
+from pathlib import Path
+
+from scripts.answer import Answer
+from scripts.arguments import Arguments
+from scripts.configure import Request, as_yaml, request
+
+
+def run(arguments: Arguments) -> Answer:
+    """Read the command line, simulate, write the results folder. `ValueError` for bad input, before anything is written."""
+    asked = request(arguments)
+    if arguments.switch("--multirun"):
+        from scripts.sweep import sweep
+
+        return sweep(asked, show_progress=not arguments.switch("--json"))
+    if arguments.value("--cfg") is not None:
+        return show_configuration(asked)
+    return simulate_one(asked, show_progress=not arguments.switch("--json"))
+
+
+def show_configuration(asked: Request) -> Answer:
+    """`--cfg job`: the composed configuration."""
+    import dataclasses
+
+    config = asked.config()
+    fields = {"status": "ok", "overrides": asked.overrides, "config": dataclasses.asdict(config)}
+    return Answer(fields, "\n".join([*(f"# {line}" for line in asked.remarks()), as_yaml(config)]))
+
+
+def simulate_one(asked: Request, show_progress: bool) -> Answer:
+    """One run: results folder, console block, and where the page lies."""
+    from scripts.progress import progress
+    from sim.report.results import check_folder, write_results
+
+    config = asked.config()
+    folder = Path(config.results) if config.results else free_folder(Path("results") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    check_folder(folder)
+    from sim import api
+
+    job = api.build(config)
+    with progress(len(job.workload), "requests", show_progress) as report:
+        result = api.run(job, report)
+    summary = write_results(result, folder, asked.overrides, config.percentiles)
+    fields = summary | {
+        "results": str(folder),
+        "overrides": asked.overrides,
+        "ignored_flags": [{"flag": flag, "reason": why} for flag, why in asked.ignored],
+        "notes": asked.notes,
+    }
+    text = (folder / "console.txt").read_text(encoding="utf-8").rstrip()
+    lines = [text, "", *asked.remarks(), f"results: {folder}", f"page: {folder / 'report.html'}"]
+    return Answer(fields, "\n".join(lines))
+
+
+def free_folder(folder: Path) -> Path:
+    """`folder`, or with `-2`, `-3` ... behind it if it exists: two runs may start in one second."""
+    number, free = 2, folder
+    while free.exists():
+        free = folder.with_name(f"{folder.name}-{number}")
+        number += 1
+    return free

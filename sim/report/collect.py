@@ -1,0 +1,168 @@
+"""A sweep in one table: the summaries of many runs, one row each, failures included."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sim.report.results import SUMMARY
+
+
+COLUMNS = (
+    "completed",
+    "failed",
+    "gpus",
+    "request_throughput",
+    "request_goodput",
+    "goodput_share",
+    "output_throughput",
+    "total_token_throughput",
+    "output_throughput_per_gpu",
+    "output_throughput_per_user",
+    "mean_ttft_ms",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "median_tpot_ms",
+    "p99_tpot_ms",
+    "p99_itl_ms",
+    "mean_e2el_ms",
+    "p99_e2el_ms",
+    "kv_usage_max",
+    "preemptions",
+    "usd_per_1m_output_tokens",
+    "bottleneck",
+    "engine",
+    "model",
+    "device",
+    "seed",
+    "workload_digest",
+)
+
+SHOWN = (
+    ("output_throughput", "out tok/s"),
+    ("output_throughput_per_gpu", "/GPU"),
+    ("output_throughput_per_user", "/user"),
+    ("median_ttft_ms", "TTFT p50"),
+    ("p99_ttft_ms", "TTFT p99"),
+    ("median_tpot_ms", "TPOT p50"),
+    ("p99_tpot_ms", "TPOT p99"),
+    ("kv_usage_max", "KV max"),
+    ("preemptions", "preempt"),
+    ("bottleneck", "bottleneck"),
+)
+
+
+def collect(folder: str | Path) -> list[dict[str, Any]]:
+    """One row per run found in `folder` or below it, in natural order of their paths.
+
+    A row has `run` (its path below `folder`), `status`, `reason`, one column per override (from overrides.yaml or
+    .hydra/overrides.yaml) and `COLUMNS`. A run that was started but left no summary has status "missing", one that
+    cannot be read "unreadable". Raises `ValueError` if there is no run.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ValueError(f"collect wants the folder of a multirun, got {root}, which is not a folder")
+    found = {path.parent for path in root.rglob(SUMMARY)}
+    found |= {path.parent.parent for path in root.rglob(".hydra/overrides.yaml")}
+    # A multirun's own folder may hold a .hydra of the launcher; it is not a run if runs lie below it.
+    found = {path for path in found if (path / SUMMARY).is_file() or not any(path in other.parents for other in found)}
+    if not found:
+        raise ValueError(f"collect wants a folder with runs in it ({SUMMARY} in each), found none in {root}")
+    return [_row(path, root) for path in sorted(found, key=lambda path: _natural(path.relative_to(root).as_posix()))]
+
+
+def _natural(text: str) -> list[tuple[bool, int, str]]:
+    parts = re.split(r"(\d+)", text)
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts if part]
+
+
+def _row(path: Path, root: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "run": path.relative_to(root).as_posix(),
+        "status": "missing",
+        "reason": f"no {SUMMARY}: the run did not end",
+    }
+    row |= overrides(path)
+    fields: dict[str, Any] = {}
+    if (path / SUMMARY).is_file():
+        try:
+            fields = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+            row |= {"status": fields["status"], "reason": fields["reason"]}
+        except (ValueError, KeyError, TypeError) as error:
+            fields = {}
+            row |= {"status": "unreadable", "reason": f"{SUMMARY} is not a summary of ours ({type(error).__name__})"}
+    for name in COLUMNS:
+        row[name] = fields.get(name)
+    row["bottleneck"] = (fields.get("bottleneck") or {}).get("kind")
+    row["workload_digest"] = (fields.get("workload") or {}).get("digest")
+    return row
+
+
+def overrides(path: Path) -> dict[str, str]:
+    """The overrides of a run as key -> value, the leading +, ++ or ~ of a key dropped."""
+    import yaml
+
+    for name in ("overrides.yaml", ".hydra/overrides.yaml"):
+        if (path / name).is_file():
+            items = yaml.safe_load((path / name).read_text(encoding="utf-8")) or []
+            pairs = (str(item).lstrip("+~").partition("=") for item in items)
+            return {key: value for key, _, value in pairs}
+    return {}
+
+
+def override_keys(rows: Sequence[dict[str, Any]], varying: bool = False) -> list[str]:
+    """Override columns in order of appearance; with `varying`, only those that differ between rows."""
+    known = {"run", "status", "reason", *COLUMNS}
+    keys = list(dict.fromkeys(key for row in rows for key in row if key not in known))
+    return [key for key in keys if not varying or len({row.get(key) for row in rows}) > 1]
+
+
+def collect_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """The table as CSV text, nothing for None."""
+    out = io.StringIO()
+    writer = csv.DictWriter(
+        out, ["run", *override_keys(rows), "status", *COLUMNS, "reason"], restval="", lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def cell(value: Any) -> str:
+    """A value in few characters."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+def collect_text(rows: Sequence[dict[str, Any]]) -> str:
+    """The table for a terminal: overrides that differ, the usual metrics, then each failure with its sentence."""
+    keys = override_keys(rows, varying=True)
+    good = [row for row in rows if row["status"] == "ok"]
+    head = ["run", *keys, *(title for _, title in SHOWN)]
+    body = [
+        [row["run"], *(cell(row.get(key)) for key in keys), *(cell(row[name]) for name, _ in SHOWN)] for row in good
+    ]
+    lines = []
+    if body:
+        widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+        words = 1 + len(keys)
+        for line in (head, *body):
+            padded = [
+                text.ljust(w) if i < words or i == len(head) - 1 else text.rjust(w)
+                for i, (text, w) in enumerate(zip(line, widths, strict=True))
+            ]
+            lines.append("  ".join(padded).rstrip())
+        lines.append("")
+    bad = [row for row in rows if row["status"] != "ok"]
+    lines.append(f"{len(rows)} runs, {len(good)} ok" + (f", {len(bad)} not:" if bad else "."))
+    for row in bad:
+        setting = " ".join(f"{key}={row[key]}" for key in keys if key in row)
+        lines.append(f"  {row['run']}  {setting}  {row['status']}: {row['reason']}")
+    return "\n".join(lines)

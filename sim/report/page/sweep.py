@@ -1,0 +1,84 @@
+"""One self-contained page for a sweep: what each configuration trades for what, and the table."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from sim.report.collect import SHOWN, cell, override_keys
+from sim.report.page.build import asset, fill, table
+from sim.report.plain import to_json
+
+
+def pareto_front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Rows that no other row beats in both `x` and `y` (more is better), by rising x; of equal points the first."""
+    order = np.lexsort((-np.asarray(y), -np.asarray(x)))
+    front, best = [], -np.inf
+    for row in order:
+        if y[row] > best:
+            front.append(int(row))
+            best = y[row]
+    return np.array(front[::-1], np.int64)
+
+
+def sweep_page(rows: Sequence[dict[str, Any]], name: str, link: bool = True) -> str:
+    """The page of a collected sweep as HTML text; with `link`, runs lead to `<run>/report.html` beside the page."""
+    good = [row for row in rows if row["status"] == "ok"]
+    keys = override_keys(rows, varying=True)
+    points = [
+        {
+            "label": " ".join(f"{key}={row[key]}" for key in keys if key in row) or row["run"],
+            "user": row["output_throughput_per_user"],
+            "gpu": row["output_throughput_per_gpu"],
+            "ttft": row["p99_ttft_ms"],
+            "tpot": row["median_tpot_ms"],
+            "usd": row["usd_per_1m_output_tokens"],
+            "bottleneck": row["bottleneck"],
+        }
+        for row in good
+    ]
+    front: list[int] = []
+    placed = [i for i, point in enumerate(points) if point["user"] is not None and point["gpu"] is not None]
+    if placed:
+        user, gpu = (np.array([points[i][axis] for i in placed], float) for axis in ("user", "gpu"))
+        front = [placed[i] for i in pareto_front(user, gpu)]
+    bad = [row for row in rows if row["status"] != "ok"]
+    facts = [f"{len(rows)} configurations", f"{len(good)} ran", *([f"{len(bad)} did not"] if bad else [])]
+    data = to_json({"points": points, "front": front}).replace("</", "<\\/").replace("<!--", "<\\u0021--")
+    return fill(
+        "sweep.html",
+        {
+            "title": escape(name),
+            "style": asset("style.css"),
+            "heading": escape(name),
+            "subtitle": "".join(f"<li>{fact}</li>" for fact in facts),
+            "table": _table(good, keys, set(front), link),
+            "failures": _failures(bad, keys),
+            "data": data,
+            "script": asset("charts.js") + "\n" + asset("sweep.js"),
+        },
+    )
+
+
+def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str], front: set[int], link: bool) -> str:
+    if not rows:
+        return '<p class="note">No configuration ran.</p>'
+    body = []
+    for i, row in enumerate(rows):
+        run = escape(row["run"])
+        name = f'<a href="{run}/report.html">{run}</a>' if link else run
+        mark = ' <span class="front" title="on the Pareto front">●</span>' if i in front else ""
+        values = [escape(cell(row.get(key))) for key in keys] + [escape(cell(row[column])) for column, _ in SHOWN]
+        body.append([name + mark, *values])
+    return table(["run", *(escape(key) for key in keys), *(escape(title) for _, title in SHOWN)], body, "numbers")
+
+
+def _failures(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
+    if not rows:
+        return ""
+    body = []
+    for row in rows:
+        setting = " ".join(f"{key}={row[key]}" for key in keys if key in row)
+        body.append([escape(row["run"]), escape(setting), escape(row["status"]), escape(str(row["reason"]))])
+    return "<section><h2>Did not run</h2>" + table(["run", "setting", "status", "why"], body, "terms") + "</section>"
