@@ -47,7 +47,7 @@ UNSOUND = {("l40s", "nccl"), ("l40s", "vllm"), ("l40s", "trtllm")}
 UNSOUND_GROUPS = (4, 8)
 PINNED_BUILDS = {
     ("l40s", "sglang"): "sglang/0.5.12",
-    # The newer vLLM builds ran on a GB200 pair that is 2.6 times slower above 4 MB than NCCL, the older build and GB300.
+    # The newer vLLM builds ran on a GB200 pair that is 2.6 times slower above 4 MB than NCCL, older vLLM and GB300.
     ("gb200", "vllm"): "vllm/0.14.0",
 }
 

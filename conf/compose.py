@@ -1,11 +1,12 @@
 """From `KEY=VALUE` overrides to a checked configuration. Hydra composes; mistakes come out as one sentence."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conf.files import REGISTERED, register_choice
+from conf.files import REGISTERED, choices as shipped, register_choice
 from conf.mistakes import sentence, unknown_key
 from conf.schema import GROUPS, SimulateConf, register
 
@@ -16,7 +17,7 @@ def prepare(overrides: Sequence[str]) -> list[str]:
     `ValueError` for an override that cannot be read.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import ChoiceSweep
+    from hydra.core.override_parser.types import ChoiceSweep, Glob
     from hydra.errors import HydraException
 
     register()
@@ -36,6 +37,8 @@ def prepare(overrides: Sequence[str]) -> list[str]:
         else:
             found = parsed.value()
             sweep = found.list if isinstance(found, ChoiceSweep) else [found]
+            if isinstance(found, Glob):
+                sweep = found.filter(shipped(key.lstrip("+")))
             if any(choice is None or isinstance(choice, list | dict) for choice in sweep):
                 raise ValueError(f"{key} wants the name of a choice or a path, got {value!r}.")
             choices = [str(getattr(choice, "text", choice)) for choice in sweep]
@@ -52,19 +55,31 @@ def searchpath(config_dirs: Sequence[str | Path]) -> list[str]:
     return [f"hydra.searchpath=[{paths}]"] if paths else []
 
 
-def compose(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -> SimulateConf:
-    """The configuration of `headway simulate OVERRIDES`. `ValueError`, one sentence, for whatever is wrong in it."""
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turns what Hydra, OmegaConf and YAML raise into a `ValueError` of one sentence."""
     import yaml
-    from hydra import compose as hydra_compose, initialize_config_module
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        given = [*searchpath(config_dirs), *prepare(overrides)]
-        with initialize_config_module("conf", version_base=None):
-            return checked(hydra_compose("config", overrides=given))
+        yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ValueError(sentence(error, REGISTERED)) from error
+
+
+def compose(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -> SimulateConf:
+    """The configuration of `headway simulate OVERRIDES`. `ValueError`, one sentence, for whatever is wrong in it."""
+    with one_sentence():
+        return checked(composed([*searchpath(config_dirs), *prepare(overrides)]))
+
+
+def composed(prepared: Sequence[str]) -> Any:
+    """Hydra's own composition, a `DictConfig`."""
+    from hydra import compose as hydra_compose, initialize_config_module
+
+    with initialize_config_module("conf", version_base=None):
+        return hydra_compose("config", overrides=list(prepared))
 
 
 def checked(config: Any) -> SimulateConf:

@@ -18,6 +18,8 @@ from sim.model.read import by_hub_name
 
 REGISTERED: dict[str, str] = {}  # `group/name` of a registered choice -> its file
 
+TRAINING = ("instruct", "chat", "it", "base", "hf", "thinking", "preview", "meta", "dynamic")
+
 YAML_SUFFIXES = (".yaml", ".yml")
 FILE_SUFFIXES = (*YAML_SUFFIXES, ".json", ".jsonl", ".csv", ".gz", ".xz", ".txt", ".parquet")
 
@@ -37,13 +39,26 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (Path(__file__).parent / group).glob("*.yaml"))
 
 
+def shape_name(hf_id: str) -> str:
+    """What is left of a model's name without its makers and what was trained into it: models of one shape share it.
+
+    `meta-llama/Meta-Llama-3.1-8B-Instruct` and `NousResearch/Llama-3.1-8B` both give `llama-3.1-8b`.
+    """
+    words = hf_id.lower().rpartition("/")[2].split("-")
+    return "-".join(word for word in words if word not in TRAINING and not re.fullmatch(r"\d{4}", word))
+
+
 def by_hf_id(hf_id: str) -> str:
-    """The catalogue's name for a HuggingFace id, case ignored; `ValueError` with the nearest if it has none."""
+    """The catalogue's name for a HuggingFace id, or for the one model of its shape; `ValueError` with the nearest."""
     known = by_hub_name()
     name = known.get(hf_id.lower())
     if name is None:
+        same = {slug for hub, slug in known.items() if shape_name(hf_id) in (shape_name(hub), slug)}
+        name = same.pop() if len(same) == 1 else None
+    if name is None:
+        near = nearest(hf_id.rpartition("/")[2], [hub.rpartition("/")[2] for hub in known])
         raise ValueError(
-            f"the catalogue has no model with the HuggingFace id {hf_id}{did_you_mean(nearest(hf_id, known))} "
+            f"the catalogue has no model of the HuggingFace id {hf_id}{did_you_mean(near)} "
             "Otherwise download its config.json and give its path, model=PATH/config.json."
         )
     return name

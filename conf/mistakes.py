@@ -33,7 +33,7 @@ def nearest(word: str, options: Iterable[str], count: int = 3) -> list[str]:
     """The options most like `word`, best first: those that begin with it (or a part of which does), then the close."""
     lower = {option.lower(): option for option in options}
     word = word.lower()
-    begin = [option for option in lower if option.startswith(word) or f"-{word}" in option] if word else []
+    begin = sorted((option for option in lower if word and f"-{word}" in f"-{option}"), key=len)
     close = get_close_matches(word, list(lower), count, 0.6)
     return [lower[option] for option in dict.fromkeys(begin[:2] + close)][:count]
 

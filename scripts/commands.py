@@ -48,8 +48,8 @@ COMMANDS = {
             "headway simulate model=llama-3.1-8b hardware=h100-sxm workload=sharegpt workload.rate=10",
             (SERVE, BENCH, ENGINE, MULTIRUN, CONFIG_DIR, CFG),
             ALL_KEYS,
-            "A group takes a shipped name or a file: model=PATH/config.json (or a HuggingFace id), hardware=chip.yaml\n"
-            "or workload=trace.csv. Exit code 0: done; 2: bad input or a deployment that does not fit, in one sentence.",
+            "A group takes a shipped name or a file: model=PATH/config.json (or a HuggingFace id),\n"
+            "hardware=chip.yaml, workload=trace.csv. Exit code 0: done; 2: bad input, or it does not fit.",
         ),
         Command(
             "memory",

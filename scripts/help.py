@@ -65,7 +65,7 @@ def key_table(groups: tuple[str, ...]) -> list[str]:
 
 
 def default_of(group: str, key: str) -> str:
-    """The default of a key, as one would write it; `-` where there is none, or the engine or the chosen file decides."""
+    """The default of a key, as one would write it; `-` where there is none or the chosen file decides."""
     import yaml
 
     import conf
@@ -77,7 +77,11 @@ def default_of(group: str, key: str) -> str:
     if not group and key in SCHEMAS and key != "slo":
         chosen = yaml.safe_load((Path(conf.__file__).parent / "config.yaml").read_text())["defaults"]
         return next(entry[key] for entry in chosen if isinstance(entry, dict) and key in entry)
-    if group in ("model", "hardware") or value in (dataclasses.MISSING, None, "", [], {}) or dataclasses.is_dataclass(value):
+    if (
+        group in ("model", "hardware")
+        or value in (dataclasses.MISSING, None, "", [], {})
+        or dataclasses.is_dataclass(value)
+    ):
         return "-"
     if isinstance(value, list):
         return f"[{','.join(f'{item:g}' for item in value)}]"

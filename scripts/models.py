@@ -1,15 +1,19 @@
 """`headway models`: the shipped catalogue, or one model in full."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scripts.answer import Answer
 from scripts.arguments import Arguments
 from scripts.table import table
 
 
+if TYPE_CHECKING:
+    from sim.model.spec import ModelSpec
+
+
 def run(arguments: Arguments) -> Answer:
     """A table of all models, or what is known of one (a name, a HuggingFace id, or the path of a config.json)."""
-    from sim.model.read import catalogue, load_model
+    from sim.model.read import catalogue, load_conf, load_model, model_from_conf
 
     if len(arguments.words) > 1:
         raise ValueError(f"headway models wants one name, got {' '.join(arguments.words)}.")
@@ -18,7 +22,10 @@ def run(arguments: Arguments) -> Answer:
         width = max(map(len, found))
         lines = [f"{key:<{width}}  {shown(value)}" for key, value in found.items()]
         return Answer({"status": "ok", "model": found}, "\n".join(lines))
-    models = {name: describe(load_model(name)) for name in catalogue()}
+    models = {}
+    for name, path in catalogue().items():
+        conf = load_conf(path)
+        models[name] = {"hf_id": conf.hf_id, **describe(model_from_conf(conf, path.parent))}
     head = ("name", "HuggingFace id", "params", "active", "layers", "KV bytes/token", "max length")
     rows = [
         (
@@ -35,12 +42,9 @@ def run(arguments: Arguments) -> Answer:
     return Answer({"status": "ok", "models": models}, table(head, rows, left=2))
 
 
-def describe(model: Any) -> dict[str, Any]:
+def describe(model: "ModelSpec") -> dict[str, Any]:
     """What a person asks of a model; bytes are of the whole model on one rank."""
-    from sim.model.read import by_hub_name, load_conf, catalogue
-
     caches = [layer.mixer.cache(1, model.kv_bytes_per_element) for layer in model.layers]
-    del by_hub_name, load_conf, catalogue
     kinds: dict[str, int] = {}
     for cache in caches:
         kinds[cache.kind] = kinds.get(cache.kind, 0) + 1

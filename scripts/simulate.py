@@ -9,7 +9,7 @@ from scripts.configure import Request, as_yaml, request
 
 
 def run(arguments: Arguments) -> Answer:
-    """Read the command line, simulate, write the results folder. `ValueError` for bad input, before anything is written."""
+    """Read the command line, simulate, write the results. `ValueError` for bad input, before anything is written."""
     asked = request(arguments)
     if arguments.switch("--multirun"):
         from scripts.sweep import sweep
@@ -35,7 +35,9 @@ def simulate_one(asked: Request, show_progress: bool) -> Answer:
     from sim.report.results import check_folder, write_results
 
     config = asked.config()
-    folder = Path(config.results) if config.results else free_folder(Path("results") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    folder = (
+        Path(config.results) if config.results else free_folder(Path("results") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    )
     check_folder(folder)
     from sim import api
 

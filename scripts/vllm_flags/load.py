@@ -94,7 +94,7 @@ def dataset_rule(given: Given, out: Translation) -> None:
         sonnet = name == "sonnet"
         prefix = flags.get(f"{name}-prefix-len", 200 if sonnet else 0)
         prompt = flags.get(f"{name}-input-len", 550 if sonnet else 1024) - (prefix if sonnet else 0)
-        out.set("workload", "fixed-1024-1024")
+        out.set("workload", "random")
         out.set("workload.name", name)
         out.set("workload.lengths", "uniform" if flags.get("random-range-ratio") and not sonnet else "fixed")
         out.set("workload.input_tokens", prompt)

@@ -21,7 +21,7 @@ from sim.cost.elementwise import ElementwiseConstants, elementwise_s
 from sim.cost.gemm import GemmConstants, gemm_bytes, gemm_s
 from sim.cost.head import sampler_s
 from sim.cost.launch import exposed_launch_s
-from sim.cost.lengths import LengthTerms, attention_kind_s, recurrent_kind_s
+from sim.cost.lengths import LengthTerms, lengths_s
 from sim.cost.model import CostModel
 from sim.cost.moe import MoeConstants, moe_bytes, moe_s
 from sim.cost.stats import BatchStats
@@ -108,24 +108,24 @@ class AnalyticCost(CostModel):
         )
 
     def _attention_s(self, plan: PlanArrays, stats: BatchStats) -> Float[Array, "*config"]:
+        batch = [
+            getattr(stats, name)[..., None]
+            for name in (
+                "prefill_tokens",
+                "prefill_chunks",
+                "prefill_area",
+                "prefill_kv_tokens",
+                "prefill_max_tokens",
+                "decodes",
+                "decode_sum",
+                "decode_max",
+                "decode_sumsq",
+            )
+        ]
         kinds = attention_terms(jnp, plan.attention, plan.device, self.attention)
-        per_kind = attention_kind_s(
-            jnp,
-            kinds,
-            stats.prefill_tokens[..., None],
-            stats.prefill_chunks[..., None],
-            stats.prefill_area[..., None],
-            stats.prefill_kv_tokens[..., None],
-            stats.prefill_max_tokens[..., None],
-            stats.decodes[..., None],
-            stats.decode_sum[..., None],
-            stats.decode_max[..., None],
-            stats.decode_sumsq[..., None],
-        )
         states = recurrent_terms(jnp, plan.recurrent, plan.device, self.recurrent, self.elementwise.floor_s)
-        per_state = recurrent_kind_s(
-            jnp, states, stats.prefill_tokens[..., None], stats.prefill_chunks[..., None], stats.decodes[..., None]
-        )
+        per_kind = lengths_s(jnp, LengthTerms(attention=(kinds,)), *batch)
+        per_state = lengths_s(jnp, LengthTerms(recurrent=(states,)), *batch)
         return jnp.sum(per_kind, axis=-1) + jnp.sum(per_state, axis=-1)
 
     def length_terms(self, plan: PlanArrays) -> LengthTerms:

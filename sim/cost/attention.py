@@ -1,17 +1,26 @@
 """Attention and state layers: from a plan's slots to the constants of the lengths' closed form (`sim.cost.lengths`).
 
 A decode block holds the query heads of one KV head, padded to 64 rows; it reads a key in
-`chain_token_s = max(2 rows (qk + v) units / rate, bytes / unit stream)`, and all blocks together stream the cache at
-`decode_token_s = (stream^4 + compute^4)^(1/4)` per token. A prefill block holds `tile_rows` query rows. Keys are stepped
-through in blocks of 128, of which the last is half used on average; a causal tile sees half a tile more than its mean row.
+`chain_s = max(2 rows (qk + v) units/rate, bytes/unit stream)`, and all blocks together stream the cache at
+`token_s = (stream^4 + compute^4)^(1/4)` per token. A prefill block holds `tile_rows` query rows. Keys are stepped
+through in blocks of 128, of which the last is half used on average.
 """
 
 from typing import Any
 
 import equinox as eqx
+import jax
 from jaxtyping import Array, Float
 
-from sim.cost.lengths import AttentionTerms, LengthTerms, RecurrentTerms, windowed_chunk, windowed_rows
+from sim.cost.lengths import (
+    AttentionTerms,
+    DecodeTerms,
+    LengthTerms,
+    PrefillTerms,
+    RecurrentTerms,
+    windowed_chunk,
+    windowed_rows,
+)
 from sim.cost.stats import BatchStats
 from sim.deployment.plan import UNLIMITED, AttentionSlots, DeviceArrays, PlanArrays, RecurrentSlots
 
@@ -66,29 +75,35 @@ def attention_terms(
         slots.context_flops > 0.0, 2.0 * ACTIVATION_BYTES * slots.q_heads * slots.prefill_dim, 0.0
     )
     heads = xp.maximum(slots.q_heads / packed_group, 1.0)
+    rereads = (1.0 - slots.packed) * (group - 1.0)
     same = xp.ones_like(slots.count)
     return AttentionTerms(
         count=slots.count,
-        decode_floor_s=constants.decode_floor_s * same,
-        several_s=constants.several_s * same,
-        split_s=constants.split_s * same,
-        row_s=constants.decode_block_s * row_blocks / units,
-        decode_token_s=xp.sqrt(xp.sqrt(both)),
-        chain_token_s=xp.maximum(chain_compute_s, chain_load_s),
-        split_rows=constants.split_blocks_per_unit * units / row_blocks,
-        prefill_floor_s=constants.prefill_floor_s * same,
-        heads=heads,
-        tile_positions=slots.tile_rows / packed_group,
-        key_s=key_s,
-        block_s=constants.block_s + 0.5 * constants.block_keys * key_s,
-        empty_s=constants.empty_block_s * slots.wave * slots.joint * heads / units,
-        units=units * same,
-        wave=slots.wave,
-        kv_token_s=stream_s,
-        context_token_s=slots.context_flops / slots.flops_per_s + expanded_bytes / stream,
-        rereads=(1.0 - slots.packed) * (group - 1.0),
-        cache_tokens=xp.maximum(device.cache_bytes[..., None] * kv_heads / slots.kv_bytes_per_token, 1.0),
-        joint=slots.joint,
+        decode=DecodeTerms(
+            floor_s=constants.decode_floor_s * same,
+            several_s=constants.several_s * same,
+            split_s=constants.split_s * same,
+            row_s=constants.decode_block_s * row_blocks / units,
+            token_s=xp.sqrt(xp.sqrt(both)),
+            chain_s=xp.maximum(chain_compute_s, chain_load_s),
+            split_share=row_blocks / (constants.split_blocks_per_unit * units),
+        ),
+        prefill=PrefillTerms(
+            floor_s=constants.prefill_floor_s * same,
+            tiles_per_token=packed_group / slots.tile_rows,
+            heads=heads,
+            units=units * same,
+            key_s=key_s,
+            block_s=constants.block_s + 0.5 * constants.block_keys * key_s,
+            empty_s=constants.empty_block_s * slots.wave * slots.joint * heads / units,
+            wave=slots.wave,
+            kv_token_s=stream_s,
+            context_token_s=slots.context_flops / slots.flops_per_s + expanded_bytes / stream,
+            rereads=rereads,
+            rereads_per_row=rereads / units,
+            cache_share=slots.kv_bytes_per_token / xp.maximum(device.cache_bytes[..., None] * kv_heads, 1.0),
+            joint=slots.joint,
+        ),
         window=slots.window,
         chunked=slots.chunked,
     )
@@ -109,15 +124,15 @@ def recurrent_terms(
 def used_terms(attention: AttentionTerms, recurrent: RecurrentTerms) -> LengthTerms:
     """The kinds with `count` > 0 of one plan (leaves `[kind]`, numpy), as Python floats; no window: None."""
 
-    def used(terms):
-        rows = [type(terms)(*(float(leaf[i]) for leaf in terms)) for i in range(len(terms.count))]
-        return [row for row in rows if row.count > 0.0]
+    def row(terms, index: int):
+        return jax.tree.map(lambda leaf: float(leaf[index]), terms)
 
-    kinds = tuple(
-        kind if kind.window is not None and kind.window < UNLIMITED else kind._replace(window=None, chunked=None)
-        for kind in used(attention)
+    kinds = (row(attention, index) for index, count in enumerate(attention.count) if count > 0.0)
+    states = (row(recurrent, index) for index, count in enumerate(recurrent.count) if count > 0.0)
+    return LengthTerms(
+        tuple(kind if kind.window < UNLIMITED else kind._replace(window=None, chunked=None) for kind in kinds),
+        tuple(states),
     )
-    return LengthTerms(kinds, tuple(used(recurrent)))
 
 
 def attention_work(

@@ -1,8 +1,8 @@
 """Kernels that only move activations: norms, rotary embedding, activation, cache write, quantisation, embedding.
 
-One kernel over T tokens takes `floor + T bytes / rate`; what it reads was just written by the kernel before, so the rate
-is the last-level cache's while input and output fit there: a share `1/(1 + (T bytes/(share cache))^4)` of the bytes
-moves at the cache's rate, the rest at the memory's.
+One kernel over T tokens takes `floor + T bytes / rate`. What it reads was just written by the kernel before, so the
+rate is the last-level cache's while input and output fit there: a share `f^4/(1 + f^4)`, f = T bytes/(share cache), of
+the bytes moves at the memory's rate, the rest at the cache's.
 """
 
 import equinox as eqx
@@ -23,11 +23,13 @@ def moved_s(
     moved_bytes: Float[Array, "*#shape"], device: DeviceArrays, constants: ElementwiseConstants
 ) -> Float[Array, "*shape"]:
     """Seconds to move a kernel's working set of `moved_bytes` through cache or memory; device leaves `[..., 1]`."""
-    fill = moved_bytes / jnp.maximum(constants.cache_share * device.cache_bytes[..., None], 1.0)
-    square = jnp.minimum(fill, 1e4) ** 2
-    cached = 1.0 / (1.0 + square * square)
-    cache_rate = jnp.maximum(device.cache_bytes_per_s, device.memory_bytes_per_s)[..., None]
-    return moved_bytes * (cached / cache_rate + (1.0 - cached) / device.memory_bytes_per_s[..., None])
+    share = 1.0 / jnp.maximum(constants.cache_share * device.cache_bytes, 1.0)
+    per_memory = 1.0 / device.memory_bytes_per_s
+    per_cache = 1.0 / jnp.maximum(device.cache_bytes_per_s, device.memory_bytes_per_s)
+    fill = jnp.minimum(moved_bytes * share[..., None], 1e4)
+    square = fill * fill
+    missed = square * square / (1.0 + square * square)
+    return moved_bytes * (per_cache[..., None] + missed * (per_memory - per_cache)[..., None])
 
 
 def elementwise_s(

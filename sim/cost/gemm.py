@@ -1,10 +1,13 @@
 """Dense products `[m, k] x [k, n]` by tiles and waves.
 
-For a tile of `tm x tn` outputs and a split of k in s parts: blocks = ceil(m/tm) ceil(n/tn) s, waves = ceil(blocks / units), and
-one block takes `prologue + epilogue tm tn/16384 + max(2 tm tn (k/s) / (share rate/units), (tm e_in + tn e_w)(k/s) / unit stream)`. The library's
-choice is the least over tiles; s fills the units where blocks alone do not. With the memory
-roofline (weights, input, output at the achieved stream rate; the last-level cache is ignored) in a soft maximum of
-power 4 and the kernel floor: `t = floor + (schedule^4 + stream^4)^(1/4)`.
+For a tile of tm x tn outputs and k split in s parts, one block takes
+
+    block = prologue + epilogue tm tn/16384 + max(2 tm tn (k/s) units/(share rate), (tm e_in + tn e_w)(k/s)/unit stream)
+
+(e: bytes per element), and all of them `ceil(blocks/units)` waves, blocks = ceil(m/tm) ceil(n/tn) s. The library's
+choice is the least over tiles; s fills the units where blocks alone do not, and costs a reduction. With the memory roofline
+(weights, input, output at the achieved stream rate; the last-level cache is ignored) in a soft maximum of
+power 4, and the kernel floor: `t = floor + (waves^4 + stream^4)^(1/4)`.
 """
 
 import equinox as eqx
@@ -56,25 +59,24 @@ def gemm_s(
     - `slots`, `device`, `constants`: shapes as declared.
     """
     units = device.compute_units[..., None]
-    unit_rate = slots.flops_per_s / units
-    unit_stream = device.unit_stream_bytes_per_s[..., None]
-    stream = device.memory_bytes_per_s[..., None]
+    per_unit, per_stream = 1.0 / units, 1.0 / device.memory_bytes_per_s[..., None]
+    per_rate = units / slots.flops_per_s
+    per_unit_stream = 1.0 / device.unit_stream_bytes_per_s[..., None]
     n, k = jnp.maximum(slots.n, 1.0), jnp.maximum(slots.k, 1.0)
     m = jnp.maximum(rows, 1.0)
+    partial_s = 4.0 * m * n * per_stream
     best = None
     for index in range(constants.tile_rows.shape[0]):
         tm, tn = constants.tile_rows[index], constants.tile_columns[index]
-        blocks = jnp.ceil(m / tm) * jnp.ceil(n / tn)
+        blocks = jnp.ceil(m * (1.0 / tm)) * jnp.ceil(n * (1.0 / tn))
         split = jnp.clip(jnp.floor(units / blocks), 1.0, constants.max_split)
-        waves = jnp.ceil(blocks * split / units)
-        depth = k / split
-        compute_s = 2.0 * tm * tn * depth / (constants.tile_share[index] * unit_rate)
-        load_s = (tm * slots.input_bytes + tn * slots.weight_bytes_per_param) * depth / unit_stream
-        block_s = (
-            constants.prologue_s + constants.epilogue_s * (tm * tn / TILE_OUTPUTS) + jnp.maximum(compute_s, load_s)
-        )
-        partial_bytes = jnp.where(split > 1.0, 4.0 * split * m * n, 0.0)
-        total = waves * block_s + jnp.where(split > 1.0, constants.split_s, 0.0) + partial_bytes / stream
+        # half a block less: whole waves stay whole whatever the rounding of 1 / units
+        waves = jnp.ceil((blocks * split - 0.5) * per_unit)
+        compute_s = (2.0 * tm * tn / constants.tile_share[index]) * per_rate
+        load_s = (tm * slots.input_bytes + tn * slots.weight_bytes_per_param) * per_unit_stream
+        fixed_s = constants.prologue_s + constants.epilogue_s * (tm * tn / TILE_OUTPUTS)
+        total = waves * (fixed_s + jnp.maximum(compute_s, load_s) * k / split)
+        total = total + jnp.where(split > 1.0, constants.split_s + partial_s * split, 0.0)
         best = total if best is None else jnp.minimum(best, total)
-    seconds = device.kernel_floor_s[..., None] + soft_maximum(best, gemm_bytes(rows, slots) / stream)
+    seconds = device.kernel_floor_s[..., None] + soft_maximum(best, gemm_bytes(rows, slots) * per_stream)
     return jnp.where(rows > 0.0, seconds, 0.0)

@@ -10,13 +10,14 @@ classes with the batch's mean, variance V and maximum X, for which the integral 
 
     b S + (X - lo) max(0, c - m b) + lo max(0, c - n b),    m = n V/(V + (X - mean)^2),    lo = mean - V/(X - mean)
 
-and max(b S, c X) for equal lengths. With few rows the kernel splits each over more blocks: c shrinks, a reduction follows.
+and max(b S, c X) for equal lengths. With few rows the kernel splits each over more blocks: c shrinks, and a
+reduction follows.
 
 **Prefill, and decodes that ride along.** Blocks of query rows are list-scheduled on the compute units: mean block
-time x ceil(blocks/units) + (longest block - mean block), and blocks of decodes that have nothing to do, as a decode gets as
-many tiles as a chunk; in a soft maximum (power 4) with the stream of keys. Where query heads
-do not share a block, heads drift apart and keys are read again once the batch's keys of one head exceed
-the last-level cache: `1 + gate min(g - 1, (g - 1)(n + 1)/units)` times, gate = f^4/(1 + f^4), f = keys over cache.
+time x ceil(blocks/units) + (longest block - mean block), and the blocks of decodes that have nothing to do, as a decode
+gets as many tiles as a chunk; in a soft maximum (power 4) with the stream of keys. Where query heads do
+not share a block, heads drift apart and keys are read again once the batch's keys of one head exceed the
+last-level cache: `1 + gate min(g - 1, (g - 1)(n + 1)/units)` times, gate = f^4/(1 + f^4), f = keys over cache.
 
 **Windows.** A row of length l reads min(l, w) keys. Decode, from the mean mu and variance V alone (k = 2/pi):
 
@@ -27,7 +28,8 @@ chunk reads half of it on average. Prefill: exact for one chunk, whose rows see 
 """
 
 import math
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
@@ -36,65 +38,74 @@ Number = float | Float[Array, "..."]
 
 NORMAL_SHARE = 2.0 / math.pi
 TINY_TOKENS = 1e-6
-TINY_S = 1e-9
+TINY_S4 = 1e-36
 
 
-class _Floats:
-    """The five functions `lengths_s` needs, on Python floats."""
-
-    maximum = staticmethod(max)
-    minimum = staticmethod(min)
-    sqrt = staticmethod(math.sqrt)
-    ceil = staticmethod(math.ceil)
-
-    @staticmethod
-    def where(condition, this, other):
-        """`this` if `condition` else `other`."""
-        return this if condition else other
+def _where(condition: bool, this: float, other: float) -> float:
+    return this if condition else other
 
 
-FLOATS = _Floats()
+# The functions of `numpy` that the closed form needs, on Python floats.
+FLOATS = SimpleNamespace(maximum=max, minimum=min, sqrt=math.sqrt, ceil=math.ceil, where=_where)
 
 
-class AttentionTerms(NamedTuple):
-    """One kind of attention layer; every time is per layer, `count` layers.
+class DecodeTerms(NamedTuple):
+    """The decode kernel of one layer.
 
-    - `decode_floor_s`: the decode kernel on one short row; `several_s`: more if there are more rows; `split_s`: more while
-      rows are split; `row_s`: start and end of one row's blocks.
-    - `decode_token_s`: one token of one row streamed by the whole device; `chain_token_s`: by one block.
-    - `split_rows`: rows below which a row is split over several blocks.
-    - `prefill_floor_s`; `heads`: blocks per tile of `tile_positions` query positions; `key_s`: one key of one block;
-      `block_s`: a block's fixed time; `empty_s`: all blocks of one decode for one tile that it does not have; `units`: blocks that run at once; `wave`: 1 for whole waves, 0 for balanced work.
-    - `kv_token_s`: one token of context streamed in prefill; `context_token_s`: one prior token expanded.
-    - `rereads`: query heads that read a KV head's keys apart, less one; `cache_tokens`: tokens of one KV head that the
-      last-level cache holds.
-    - `joint`: 1 if decodes ride in the prefill kernel.
-    - `window`, `chunked`: keys a row may look back, and 1 if chunks instead of a sliding window; None without.
+    - `floor_s`: one short row; `several_s`: more if there are more rows; `split_s`: more while rows are split.
+    - `row_s`: start and end of one row's blocks.
+    - `token_s`: one token of one row streamed by the whole device; `chain_s`: by one block.
+    - `split_share`: one over the number of rows below which a row is split over several blocks.
     """
 
-    count: Number
-    decode_floor_s: Number
+    floor_s: Number
     several_s: Number
     split_s: Number
     row_s: Number
-    decode_token_s: Number
-    chain_token_s: Number
-    split_rows: Number
-    prefill_floor_s: Number
+    token_s: Number
+    chain_s: Number
+    split_share: Number
+
+
+class PrefillTerms(NamedTuple):
+    """The kernel of one layer that prefill chunks run in.
+
+    - `floor_s`; `tiles_per_token`: tiles of one query position; `heads`: blocks of a tile; `units`: blocks at once.
+    - `key_s`: one key of one block; `block_s`: a block's fixed time; `empty_s`: all blocks of one decode for a tile
+      that it does not have; `wave`: 1 for whole waves, 0 for balanced work.
+    - `kv_token_s`: one token of context streamed; `context_token_s`: one prior token expanded.
+    - `rereads`: query heads that read a KV head's keys apart, less one; `rereads_per_row`: the same over the units;
+      `cache_share`: one over the tokens of one KV head that the last-level cache holds.
+    - `joint`: 1 if decodes ride in this kernel.
+    """
+
+    floor_s: Number
+    tiles_per_token: Number
     heads: Number
-    tile_positions: Number
+    units: Number
     key_s: Number
     block_s: Number
     empty_s: Number
-    units: Number
     wave: Number
     kv_token_s: Number
     context_token_s: Number
     rereads: Number
-    cache_tokens: Number
+    rereads_per_row: Number
+    cache_share: Number
     joint: Number
-    window: Number | None
-    chunked: Number | None
+
+
+class AttentionTerms(NamedTuple):
+    """One kind of attention: `count` layers, their two kernels, and the window if there is one.
+
+    `window`: keys a row may look back; `chunked`: 1 if chunks instead of a sliding window. Both None without.
+    """
+
+    count: Number
+    decode: DecodeTerms
+    prefill: PrefillTerms
+    window: Number | None = None
+    chunked: Number | None = None
 
 
 class RecurrentTerms(NamedTuple):
@@ -115,7 +126,7 @@ class LengthTerms(NamedTuple):
 
 
 def lengths_s(
-    xp,
+    xp: Any,
     terms: LengthTerms,
     prefill_tokens: Number,
     prefill_chunks: Number,
@@ -135,126 +146,95 @@ def lengths_s(
     - `terms`: from `sim.cost.table.PriceTable.lengths`, or stacked ones (`stack_terms`).
     - the rest: as in `BatchStats`, numbers or arrays of one shape.
     """
+    maximum, minimum = xp.maximum, xp.minimum
     total = 0.0
-    for kind in terms.attention:
-        total = total + attention_kind_s(
-            xp,
-            kind,
-            prefill_tokens,
-            prefill_chunks,
-            prefill_area,
-            prefill_kv_tokens,
-            prefill_max_tokens,
-            decodes,
-            decode_sum,
-            decode_max,
-            decode_sumsq,
+    for count, decode, prefill, window, chunked in terms.attention:
+        floor_s, several_s, split_s, row_s, token_s, chain_s, split_share = decode
+        rows = maximum(decodes, 1.0)
+        mean = decode_sum / rows
+        variance = maximum(decode_sumsq / rows - mean * mean, 0.0)
+        longest = decode_max
+        keys = decode_sum
+        if window is not None:
+            mean, variance, longest = windowed_rows(xp, mean, variance, longest, window, chunked)
+            keys = mean * decodes
+        beyond = longest - mean
+        long_rows = rows * variance / (variance + beyond * beyond + TINY_TOKENS)
+        low = maximum(mean - variance / (beyond + TINY_TOKENS), 0.0)
+        unsplit = minimum(rows * split_share, 1.0)
+        chain_s = chain_s * unsplit
+        decode_s = (
+            floor_s
+            + several_s * minimum(rows - 1.0, 1.0)
+            + split_s * (1.0 - unsplit)
+            + row_s * rows
+            + token_s * keys
+            + (longest - low) * maximum(chain_s - long_rows * token_s, 0.0)
+            + low * maximum(chain_s - rows * token_s, 0.0)
         )
-    for state in terms.recurrent:
-        total = total + recurrent_kind_s(xp, state, prefill_tokens, prefill_chunks, decodes)
+        if xp is FLOATS and not prefill_tokens:
+            total += count * decode_s if decodes else 0.0
+            continue
+        decode_s = xp.where(decodes > 0, decode_s, 0.0)
+
+        (
+            floor_s,
+            tiles_per_token,
+            heads,
+            units,
+            key_s,
+            block_s,
+            empty_s,
+            wave,
+            kv_token_s,
+            context_token_s,
+            rereads,
+            rereads_per_row,
+            cache_share,
+            joint,
+        ) = prefill
+        tokens = maximum(prefill_tokens, 1.0)
+        chunks = maximum(prefill_chunks, 1.0)
+        chunk = tokens / chunks
+        seen = prefill_area / tokens
+        context = prefill_kv_tokens
+        deepest = prefill_max_tokens
+        if window is not None:
+            seen, context, deepest = windowed_chunk(xp, seen, chunk, chunks, context, deepest, window, chunked)
+        riders = joint * decodes
+        rider_keys = joint * keys
+        depth = xp.ceil(chunk * tiles_per_token)
+        tiles = chunks * depth
+        blocks = tiles + riders
+        mean_s = key_s * (tiles * seen + 0.5 * tokens + rider_keys) / blocks + block_s
+        longest_s = key_s * maximum(deepest, joint * longest) + block_s
+        waves = blocks * heads / units
+        waves = waves + wave * (xp.ceil(waves) - waves)
+        schedule_s = maximum(mean_s * waves, longest_s + wave * mean_s * (waves - 1.0)) + empty_s * decodes * (
+            depth - 1.0
+        )
+        fill = rider_keys * cache_share
+        fill = fill * fill
+        fill = fill * fill
+        again = minimum(rereads, rereads_per_row * (decodes + 1.0)) * fill / (1.0 + fill)
+        stream_s = kv_token_s * (context + rider_keys * (1.0 + again))
+        schedule_s = schedule_s * schedule_s
+        stream_s = stream_s * stream_s
+        both_s = xp.sqrt(xp.sqrt(schedule_s * schedule_s + stream_s * stream_s + TINY_S4))
+        expand_s = context_token_s * (prefill_kv_tokens - prefill_tokens)
+        prefill_s = floor_s + both_s + expand_s + (1.0 - joint) * decode_s
+        total = total + count * xp.where(prefill_tokens > 0, prefill_s, decode_s)
+
+    for count, floor_s, sequence_s, token_s in terms.recurrent:
+        sequences = prefill_chunks + decodes
+        busy_s = floor_s + sequence_s * sequences + token_s * prefill_tokens
+        total = total + count * xp.where(sequences > 0, busy_s, 0.0)
     return total
 
 
-def attention_kind_s(
-    xp,
-    kind: AttentionTerms,
-    prefill_tokens: Number,
-    prefill_chunks: Number,
-    prefill_area: Number,
-    prefill_kv_tokens: Number,
-    prefill_max_tokens: Number,
-    decodes: Number,
-    decode_sum: Number,
-    decode_max: Number,
-    decode_sumsq: Number,
-) -> Number:
-    """Seconds of the `count` layers of one kind. Arguments as for `lengths_s`."""
-    maximum, where = xp.maximum, xp.where
-    (
-        count,
-        decode_floor_s,
-        several_s,
-        split_s,
-        row_s,
-        decode_token_s,
-        chain_token_s,
-        split_rows,
-        prefill_floor_s,
-        heads,
-        tile_positions,
-        key_s,
-        block_s,
-        empty_s,
-        units,
-        wave,
-        kv_token_s,
-        context_token_s,
-        rereads,
-        cache_tokens,
-        joint,
-        window,
-        chunked,
-    ) = kind
-    rows = maximum(decodes, 1.0)
-    mean = decode_sum / rows
-    variance = maximum(decode_sumsq / rows - mean * mean, 0.0)
-    longest = decode_max
-    keys = decode_sum
-    if window is not None:
-        mean, variance, longest = windowed_rows(xp, mean, variance, longest, window, chunked)
-        keys = mean * decodes
-
-    beyond = longest - mean
-    long_rows = rows * variance / (variance + beyond * beyond + TINY_TOKENS)
-    low = maximum(mean - variance / (beyond + TINY_TOKENS), 0.0)
-    splits = maximum(split_rows / rows, 1.0)
-    chain_s = chain_token_s / splits
-    decode_s = (
-        decode_floor_s
-        + several_s * xp.minimum(rows - 1.0, 1.0)
-        + split_s * xp.minimum(splits - 1.0, 1.0)
-        + row_s * rows
-        + decode_token_s * keys
-        + (longest - low) * maximum(chain_s - long_rows * decode_token_s, 0.0)
-        + low * maximum(chain_s - rows * decode_token_s, 0.0)
-    )
-    decode_s = where(decodes > 0, decode_s, 0.0)
-    if xp is FLOATS and not prefill_tokens:
-        return count * decode_s
-
-    tokens = maximum(prefill_tokens, 1.0)
-    chunks = maximum(prefill_chunks, 1.0)
-    chunk = tokens / chunks
-    seen = prefill_area / tokens
-    context = prefill_kv_tokens
-    deepest = prefill_max_tokens
-    if window is not None:
-        seen, context, deepest = windowed_chunk(xp, seen, chunk, chunks, context, deepest, window, chunked)
-
-    depth = xp.ceil(chunk / tile_positions)
-    tiles = chunks * depth
-    blocks = heads * (tiles + joint * decodes)
-    work_s = heads * key_s * (tiles * (seen + 0.5 * tile_positions) + joint * keys) + block_s * blocks
-    block_mean_s = work_s / blocks
-    longest_s = maximum(deepest, joint * longest) * key_s + block_s
-    waves = blocks / units
-    waves = waves + wave * (xp.ceil(waves) - waves)
-    schedule_s = maximum(block_mean_s * waves + wave * maximum(longest_s - block_mean_s, 0.0), longest_s)
-    fill = keys / cache_tokens
-    fill = fill * fill
-    fill = fill * fill
-    again = joint * xp.minimum(rereads, rereads * (decodes + 1.0) / units) * fill / (1.0 + fill)
-    schedule_s = schedule_s + empty_s * decodes * (depth - 1.0)
-    stream_s = (context + (joint + again) * keys) * kv_token_s
-    schedule_s = schedule_s * schedule_s
-    stream_s = stream_s * stream_s
-    both_s = xp.sqrt(xp.sqrt(schedule_s * schedule_s + stream_s * stream_s + TINY_S**4))
-    prior = prefill_kv_tokens - prefill_tokens
-    prefill_s = prefill_floor_s + both_s + prior * context_token_s + (1.0 - joint) * decode_s
-    return count * where(prefill_tokens > 0, prefill_s, decode_s)
-
-
-def windowed_rows(xp, mean, variance, longest, window, chunked):
+def windowed_rows(
+    xp: Any, mean: Number, variance: Number, longest: Number, window: Number, chunked: Number
+) -> tuple[Number, Number, Number]:
     """Mean, variance and maximum of the keys that decode rows of the given lengths read."""
     gap = mean - window
     spread = NORMAL_SHARE * variance
@@ -266,7 +246,16 @@ def windowed_rows(xp, mean, variance, longest, window, chunked):
     return inside, variance * (1.0 - share_past), xp.minimum(longest, window)
 
 
-def windowed_chunk(xp, seen, chunk, chunks, context, deepest, window, chunked):
+def windowed_chunk(
+    xp: Any,
+    seen: Number,
+    chunk: Number,
+    chunks: Number,
+    context: Number,
+    deepest: Number,
+    window: Number,
+    chunked: Number,
+) -> tuple[Number, Number, Number]:
     """Mean keys per prefilled token, keys loaded and deepest block under a window; exact for one chunk."""
     first = seen - 0.5 * chunk
     ramp = xp.minimum(xp.maximum(window - first, 0.0), chunk)
@@ -274,12 +263,3 @@ def windowed_chunk(xp, seen, chunk, chunks, context, deepest, window, chunked):
     past = 1.0 - ramp / chunk
     reach = reach - chunked * 0.5 * past * window
     return reach, xp.minimum(context, chunks * (chunk + window)), xp.minimum(deepest, window)
-
-
-def recurrent_kind_s(
-    xp, kind: RecurrentTerms, prefill_tokens: Number, prefill_chunks: Number, decodes: Number
-) -> Number:
-    """Seconds of the `count` state layers of one kind: states streamed once per sequence, chunked scan per token."""
-    sequences = prefill_chunks + decodes
-    busy_s = kind.floor_s + kind.sequence_s * sequences + kind.token_s * prefill_tokens
-    return kind.count * xp.where(sequences > 0, busy_s, 0.0)

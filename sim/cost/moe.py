@@ -1,10 +1,14 @@
 """Routed experts of one rank as grouped products.
 
-T tokens visit k of E experts each, evenly: `A = local (1 - (1 - k/E)^T)` experts are active and get `R = T k local/E` rows. Rows are
-padded to tiles, `max(A tile, R + A tile/2)` of them (half a tile per expert on average), so
-`t = kernels floor + ((min over tiles of padded 2 gm H I/(share rate))^4 + ((A gm H I e + R (2 H + (gm + 1) I) 2)/stream)^4)^(1/4) + 2 T k (gm I + H) 2 / stream'`:
-weights of active experts only, activations of the routed rows; the last term, activation and weighted sum over all
-T k rows, runs on every rank also under expert parallelism, through cache or memory as elementwise kernels do.
+T tokens visit k of E experts each, evenly: `A = local (1 - (1 - k/E)^T)` experts are active and get `R = T k local/E`
+rows, padded to tiles: P = max(A tile, R + A tile/2) (half a tile per expert on average). With gm matrices of H x I each,
+
+    t = kernels floor + (products^4 + stream^4)^(1/4) + around
+    products = min over tiles of 2 P gm H I/(share rate)
+    stream = (A gm H I e + 2 R (2 H + (gm + 1) I))/rate: weights of active experts, activations of the rank's rows
+    around = 4 T k (gm I + H) bytes through cache or memory: activation and weighted sum
+
+The last term runs over all T k rows on every rank, also under expert parallelism.
 """
 
 import equinox as eqx

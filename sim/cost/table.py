@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sim.cost.lengths import AttentionTerms, LengthTerms, RecurrentTerms
+from sim.cost.lengths import LengthTerms
 from sim.cost.model import CostModel
 from sim.cost.stats import BatchStats
 from sim.cost.step_cost import SECONDS
@@ -99,25 +99,18 @@ def stack_terms(tables: Sequence[LengthTerms]) -> LengthTerms:
     only where some plan has one.
     """
 
-    def merge(kinds: list[tuple], neutral):
-        columns = []
-        for name in neutral._fields:
-            values = [getattr(kind, name) for kind in kinds]
-            if all(value is None for value in values):
-                columns.append(None)
-            else:
-                absent = UNLIMITED if name == "window" else 0.0
-                columns.append(np.array([absent if value is None else value for value in values], np.float64))
-        return type(neutral)(*columns)
-
-    def all_kinds(name: str, neutral):
+    def stacked(name: str) -> tuple:
         lists = [getattr(table, name) for table in tables]
-        width = max(map(len, lists), default=0)
-        padded = [list(kinds) + [neutral] * (width - len(kinds)) for kinds in lists]
-        return tuple(merge([kinds[i] for kinds in padded], neutral) for i in range(width))
+        some = max(lists, key=len)
+        width = len(some)
+        rows = [list(kinds) + [kind._replace(count=0.0) for kind in some[len(kinds) :]] for kinds in lists]
+        return tuple(_stack([kinds[index] for kinds in rows]) for index in range(width))
 
-    idle = AttentionTerms(*([0.0] + [1.0] * (len(AttentionTerms._fields) - 3) + [None, None]))
-    return LengthTerms(
-        attention=all_kinds("attention", idle),
-        recurrent=all_kinds("recurrent", RecurrentTerms(0.0, 0.0, 0.0, 0.0)),
-    )
+    return LengthTerms(stacked("attention"), stacked("recurrent"))
+
+
+def _stack(kinds: list) -> Any:
+    """One kind of several plans; where only some have a window, the others get one that never binds."""
+    if any(getattr(kind, "window", None) is not None for kind in kinds):
+        kinds = [kind._replace(window=UNLIMITED, chunked=0.0) if kind.window is None else kind for kind in kinds]
+    return jax.tree.map(lambda *leaves: np.array(leaves, np.float64), *kinds)

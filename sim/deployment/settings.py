@@ -1,5 +1,6 @@
 """From a user's engine configuration to settings where every value is filled and says where it came from."""
 
+import math
 import re
 from copy import deepcopy
 from dataclasses import replace
@@ -14,25 +15,14 @@ from sim.deployment.defaults import default_limits, limit_tier, static_fraction
 from sim.deployment.engine import EngineConf, EngineProfile, EngineSettings, LimitTier
 from sim.deployment.graphs import MODES, capture_sizes
 from sim.hardware.spec import DeviceConf
-from sim.model.spec import ModelSpec
+from sim.model.attention import MLA
+from sim.model.quantisation import KV_DTYPE_NAMES
+from sim.model.spec import DTYPE_BYTES, ModelSpec
 from sim.units import GIB, MIB
 
 
 PROFILES = resources.files("conf") / "engine"
 
-# Bytes per cached element by the engines' own names of the type.
-KV_DTYPES = {
-    "float32": 4.0,
-    "fp32": 4.0,
-    "bfloat16": 2.0,
-    "bf16": 2.0,
-    "float16": 2.0,
-    "fp16": 2.0,
-    "fp8": 1.0,
-    "fp8_e4m3": 1.0,
-    "fp8_e5m2": 1.0,
-    "int8": 1.0,
-}
 BLACKWELL = ("B200", "B300", "GB200", "GB300")
 
 
@@ -104,7 +94,13 @@ def resolve_engine(
     profile = conf.profile if conf.profile.version == found.version else found
     exact = version_key(profile.version) == version_key(conf.version)
     label = f"{conf.name} {profile.version}"
-    notes = [] if exact else [f"{conf.name} {conf.version} has no profile of its own: {label} is used, the nearest"]
+    notes = []
+    if not exact:
+        older = version_key(conf.version) < version_key(profile.version)
+        nearest = "the oldest known, so expect larger errors" if older else "the nearest earlier one"
+        notes.append(
+            f"{conf.name} {conf.version} has no profile of its own: that of {profile.version} is used, {nearest}"
+        )
     origin: dict[str, str] = {}
 
     def choose(key: str, given: Any, default: Any, why: str = "default") -> Any:
@@ -143,7 +139,8 @@ def resolve_engine(
         origin[key] = "user" if given is not None or conf.enforce_eager else f"{label} default"
     if conf.max_cudagraph_capture_size is not None or conf.cuda_graph_sizes is not None:
         origin["graph_sizes"] = "user"
-    origin["block_size"] = "engine configuration"
+    kv_bytes = _kv_bytes(conf.kv_cache_dtype, model)
+    block_size, origin["block_size"] = _block_size(conf, model, deployment.tensor_parallel, kv_bytes)
     origin["kv_cache_dtype"] = "model" if conf.kv_cache_dtype == "auto" else "user"
     return EngineSettings(
         name=conf.name,
@@ -151,7 +148,7 @@ def resolve_engine(
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         max_model_len=length,
-        block_size=conf.block_size,
+        block_size=block_size,
         gpu_memory_utilization=utilization,
         prefix_caching=choose("prefix_caching", conf.enable_prefix_caching, True),
         chunked_prefill=chunked,
@@ -159,7 +156,7 @@ def resolve_engine(
         reserve_full_input=profile.reserve_full_input,
         graph_mode=mode,
         graph_sizes=sizes,
-        kv_bytes_per_element=_kv_bytes(conf.kv_cache_dtype, model),
+        kv_bytes_per_element=kv_bytes,
         profile=profile,
         origin=origin,
         batches_in_flight=_depth(profile, asynchronous, pipeline),
@@ -183,7 +180,7 @@ def _length(conf: EngineConf, model: ModelSpec) -> int:
 
 
 def _check_limits(profile: EngineProfile, tokens: int, seqs: int, length: int, chunked: bool) -> None:
-    for key, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
+    for key, value in (("max_num_batched_tokens", tokens), ("max_num_seqs", seqs)):
         if value < 1:
             raise ValueError(f"{key} must be at least 1, got {value}: change engine.{key}")
     if profile.memory_rule == "vllm" and tokens < seqs:
@@ -221,11 +218,30 @@ def _check_memory(conf: EngineConf, utilization: float) -> None:
 def _kv_bytes(dtype: str, model: ModelSpec) -> float:
     if dtype == "auto":
         return model.kv_bytes_per_element
-    if dtype not in KV_DTYPES:
+    if dtype not in KV_DTYPE_NAMES:
         raise ValueError(
-            f"kv_cache_dtype must be auto or one of {', '.join(KV_DTYPES)}, got {dtype!r}: change engine.kv_cache_dtype"
+            f"kv_cache_dtype must be auto or one of {', '.join(KV_DTYPE_NAMES)}, got {dtype!r}: "
+            "change engine.kv_cache_dtype"
         )
-    return KV_DTYPES[dtype]
+    return DTYPE_BYTES[KV_DTYPE_NAMES[dtype]]
+
+
+def _block_size(conf: EngineConf, model: ModelSpec, tensor_parallel: int, kv_bytes: float) -> tuple[int, str]:
+    """Tokens per block and why: as configured, 64 for sparse latent attention, or as many as a recurrent state needs.
+
+    Beside recurrent layers a page of attention must hold one state: the least multiple of 16 tokens that does.
+    """
+    caches = [layer.mixer.cache(tensor_parallel, kv_bytes) for layer in dict.fromkeys(model.layers)]
+    states = max(cache.state_bytes for cache in caches)
+    per_token = [cache.bytes_per_token for cache in caches if cache.bytes_per_token]
+    if states and per_token:
+        needed = 16 * math.ceil(states / (16 * min(per_token)))
+        if needed > conf.block_size:
+            return needed, "raised so that a page holds a recurrent state"
+    sparse = any(isinstance(layer.mixer, MLA) and layer.mixer.indexer for layer in model.layers)
+    if sparse and conf.block_size < 64:
+        return 64, "raised by sparse latent attention"
+    return conf.block_size, "engine configuration"
 
 
 def _depth(profile: EngineProfile, asynchronous: bool, pipeline: int) -> int:

@@ -59,12 +59,16 @@ class Replica:
 
     def complete(self, now_ns: int) -> None:
         """Process the output of the batch that is due now, if one is."""
-        batch, self._due = self._due, None
-        if batch is not None:
+        batch = self._due
+        if batch is None:
+            return
+        self._due = None
+        if batch.finishing:
             self.outstanding -= len(batch.finishing)
-            self._unflushed = self._unflushed or bool(batch.finishing)
+            self._unflushed = True
+        if batch.finishing or batch.emitted:
             self._client.delivered(batch, now_ns)
-            self.scheduler.complete(batch)
+        self.scheduler.complete(batch)
 
     def call(self, now_ns: int) -> int | None:
         """One turn of the loop at `now_ns`; returns when it acts next, or None if it blocks for input."""
@@ -97,7 +101,8 @@ class Replica:
 
     def _issue(self, batch: Batch, now_ns: int) -> int:
         """Put a batch on the GPU behind the one before; returns when its output is there."""
-        self._client.scheduled(batch, now_ns, self._gpu_free_ns)
+        if batch.admitted or batch.interrupted:
+            self._client.scheduled(batch, now_ns, self._gpu_free_ns)
         if not batch.tokens:
             return now_ns
         duration, padded, mode = self._price(batch)

@@ -111,7 +111,11 @@ def _measured(family: str, op: str, group: int, library: str) -> tuple[Collectiv
     own = library if op == "all_reduce" else "nccl"
     others = [name for name in LIBRARIES if name != own]
     like = _links()["families"][family].get("like", family)
-    preference = [(family, own, group), (like, own, group), (family, own, ANY_GROUP)]
+    largest = max(
+        (row.group for row in shipped_rows() if (row.family, row.library, row.op) == (family, own, op)), default=0
+    )
+    wide = like if group > largest else family
+    preference = [(family, own, group), (like, own, group), (wide, own, ANY_GROUP)]
     for key in [*preference, *((family, name, group) for name in others)]:
         row = table.get((key[0], key[1], op, key[2]))
         if row:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineSettings
 from sim.model.feedforward import Dense, MoE
 from sim.model.linear import DTYPE_BYTES
@@ -16,9 +17,7 @@ class Peak:
     formula: str
 
 
-def peak_activation(
-    model: ModelSpec, layers: tuple[Layer, ...], engine: EngineSettings, tp: int, pp: int, ep: int, last: bool
-) -> Peak:
+def peak_activation(model: ModelSpec, engine: EngineSettings, deployment: DeploymentConf, stage: int) -> Peak:
     """Peak of a profiling run of `max_num_batched_tokens` tokens and `max_num_seqs` sampled rows on one rank.
 
     T tokens, S sequences, h hidden, V padded vocabulary, e bytes per activation:
@@ -28,10 +27,14 @@ def peak_activation(
       copies of the hidden state;
     - the experts' two workspaces stay allocated between the two: `T top_k e (max(I, h) + max(2 I, h))`; experts
       in the MXFP4 format run in kernels that keep none;
-    - with pipeline stages, the tensors passed between them: `2 T h e`.
+    - with pipeline stages, the tensors passed between them: `2 T h e`;
+    - with a vision tower, on the first stage, embeddings of as many image tokens as a batch holds: `T h e + fixed`.
 
-    Peak = workspaces + passed tensors + max(sampler, forward).
+    Peak = workspaces + passed tensors + image embeddings + max(sampler, forward).
     """
+    tp, pp = deployment.tensor_parallel, deployment.pipeline_parallel
+    ep = tp if deployment.expert_parallel else 1
+    layers, last = model.stages(pp)[stage], stage == pp - 1
     constants = engine.profile.memory
     tokens, seqs, hidden = engine.max_num_batched_tokens, engine.max_num_seqs, model.hidden
     element = DTYPE_BYTES[model.dtype] if DTYPE_BYTES[model.dtype] >= 2 else 2.0
@@ -46,10 +49,12 @@ def peak_activation(
         kept = max((_workspace(layer, hidden, tp, ep) for layer in dict.fromkeys(layers)), default=0)
     workspace = constants["expert_workspace_kept"] * kept * tokens * element
     passed = 2 * row if pp > 1 else 0.0
+    images = row + constants["image_fixed_bytes"] if model.tower_params and stage == 0 else 0.0
     parts = ["the sampler's dummy run" if sampler > forward else "the forward pass"]
     parts += ["the experts' workspaces"] if workspace else []
     parts += ["the tensors passed between stages"] if passed else []
-    return Peak(workspace + passed + max(sampler, forward), " + ".join(parts))
+    parts += ["image embeddings"] if images else []
+    return Peak(workspace + passed + images + max(sampler, forward), " + ".join(parts))
 
 
 def _units(layer: Layer, hidden: int, tp: int) -> int:

@@ -5,16 +5,17 @@ from dataclasses import replace
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
-from sim.memory.groups import CacheLayout, RequestShape, largest_length, layer_caches, layout, state_block_size
-from sim.memory.sglang import sglang_terms
+from sim.memory.groups import CacheLayout, RequestShape, largest_length, layer_caches, layout
+from sim.memory.sglang import sglang_margin, sglang_terms
 from sim.memory.terms import MemoryBudget, StageBudget, Term
-from sim.memory.trtllm import trtllm_terms
+from sim.memory.trtllm import trtllm_margin, trtllm_terms
 from sim.memory.vllm import vllm_margin, vllm_terms
 from sim.model.spec import ModelSpec
 from sim.units import GIB
 
 
 _TERMS = {"vllm": vllm_terms, "sglang": sglang_terms, "trtllm": trtllm_terms}
+_MARGINS = {"vllm": vllm_margin, "sglang": sglang_margin, "trtllm": trtllm_margin}
 
 
 def memory_budget(
@@ -63,9 +64,8 @@ def cache_layout(model: ModelSpec, engine: EngineSettings, tensor_parallel: int,
     if hybrid is None:
         hybrid = engine.profile.memory_rule == "vllm" and (engine.profile.hybrid_chunked or not chunked)
     states_reused = engine.prefix_caching and rule != "0.10.2"
-    block_size = state_block_size(kept, engine.block_size)
     length = None if states_reused else engine.max_model_len
-    return layout(rule, kept, block_size, hybrid=hybrid, max_model_len=length)
+    return layout(rule, kept, engine.block_size, hybrid=hybrid, max_model_len=length)
 
 
 def _budget(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> MemoryBudget:
@@ -179,11 +179,12 @@ def _smallest_tensor_parallel(
 
 def _risk(stage: StageBudget, device: DeviceConf, engine: EngineSettings, model: ModelSpec) -> tuple[str, float, str]:
     """Whether what is outside the sum can exhaust the device after the cache is sized: level, margin, sentence."""
-    if engine.profile.memory_rule != "vllm" or engine.kv_cache_memory_bytes is not None:
-        margin = device.memory_bytes - sum(row.value_bytes for row in stage.terms[1:]) - stage.available_bytes
-        return "low", margin, f"{margin / GIB:.2f} GiB stay outside weights and KV; not judged further for this rule."
-    margin = vllm_margin(stage.terms, device, engine, model)
-    wanted = engine.profile.memory["slack_wanted_bytes"]
+    margin = _MARGINS[engine.profile.memory_rule](stage.terms, device, engine, model)
+    if engine.kv_cache_memory_bytes is not None:
+        margin += _left(stage.terms) - engine.kv_cache_memory_bytes
+    wanted = engine.profile.memory.get("slack_wanted_bytes", 0.0)
+    if not wanted:
+        return "low", margin, f"{margin / GIB:.2f} GiB stay outside the sum; this engine's need of them is not known."
     doubt = sum((row.high_bytes - row.low_bytes) / 2 for row in stage.terms if not row.counted)
     level = "likely" if margin < wanted else "possible" if margin - doubt < wanted else "low"
     outside = "graphs and a full batch's logits" if doubt else "a full batch's logits"

@@ -132,15 +132,6 @@ def layer_caches(specs: Iterable[CacheSpec]) -> tuple[LayerCache, ...]:
     return tuple(replace(key, layers=count) for key, count in counts.items())
 
 
-def state_block_size(layers: Sequence[LayerCache], block_size: int) -> int:
-    """Block size of attention beside recurrent layers: the smallest multiple of 16 whose page holds a state."""
-    states = [layer.state_bytes for layer in layers if layer.kind == "mamba"]
-    tokens = [layer.bytes_per_token for layer in layers if layer.kind != "mamba"]
-    if not states or not tokens:
-        return block_size
-    return max(block_size, 16 * -int(-max(states) // (16 * min(tokens))))
-
-
 def layout(
     rule: str, layers: Sequence[LayerCache], block_size: int, *, hybrid: bool = True, max_model_len: int | None = None
 ) -> CacheLayout:

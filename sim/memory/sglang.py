@@ -3,7 +3,7 @@
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
-from sim.memory.terms import Term, term
+from sim.memory.terms import Term, term, value_of
 from sim.memory.vllm import non_torch_bytes
 from sim.model.spec import ModelSpec
 from sim.units import GIB
@@ -40,3 +40,9 @@ def sglang_terms(
         ),
         term("weights", model.weight_bytes(tp, pp, ep)[stage], f"rank of {tp}", "model file, tensor by tensor", 0.002),
     )
+
+
+def sglang_margin(terms: tuple[Term, ...], device: DeviceConf, engine: EngineSettings, model: ModelSpec) -> float:
+    """Bytes left for activations and graphs: `(1 - fraction) x free before loading`."""
+    fraction = engine.gpu_memory_utilization
+    return (device.memory_bytes - value_of(terms, "before_loading") / fraction) * (1 - fraction)

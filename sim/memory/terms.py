@@ -28,6 +28,11 @@ def term(name: str, value: float, formula: str, source: str, spread: float = 0.0
     return Term(name, value, value * (1 - spread), value * (1 + spread), formula, source, counted)
 
 
+def value_of(terms: tuple[Term, ...], name: str) -> float:
+    """Bytes of the term called `name`; 0 if there is none."""
+    return sum(row.value_bytes for row in terms if row.name == name)
+
+
 @dataclass(frozen=True)
 class StageBudget:
     """The sum of one pipeline stage's rank: its terms, what is left for KV, and how many blocks that is."""
@@ -40,7 +45,7 @@ class StageBudget:
 
     def value(self, name: str) -> float:
         """Bytes of the term called `name`; 0 if the engine has none."""
-        return sum(row.value_bytes for row in self.terms if row.name == name)
+        return value_of(self.terms, name)
 
     @property
     def spread_bytes(self) -> float:

@@ -30,31 +30,35 @@ def to_text(budget: MemoryBudget) -> str:
         f"tensor parallel {budget.tensor_parallel}, pipeline parallel {budget.pipeline_parallel}"
         + (f" (stage {budget.worst + 1} decides)" if budget.pipeline_parallel > 1 else ""),
     ]
+    sources: list[str] = []
     for row in budget.terms:
-        value = f"{row.value_bytes / GIB:8.2f} GiB"
+        if row.source not in sources:
+            sources.append(row.source)
         half = (row.high_bytes - row.low_bytes) / 2 / GIB
         doubt = f"+-{half:.2f}" if half >= 0.005 else ""
         name = NAMES.get(row.name, row.name) if row.counted else f"  {row.name.replace('_', ' ')} (outside)"
-        lines.append(f"  {name:<26}{value}  {doubt:<7} {row.formula} [{row.source}]")
+        mark = sources.index(row.source) + 1
+        lines.append(f"  {name:<26}{row.value_bytes / GIB:8.2f} GiB  {doubt:<7} {row.formula} [{mark}]")
     lines += [
         f"  {'= for the KV cache':<26}{budget.available_bytes / GIB:8.2f} GiB",
-        f"  {'per block':<26}{budget.bytes_per_block:,} bytes, {budget.block_size} tokens, {_groups(budget)}",
+        f"  {'per block':<26}{budget.bytes_per_block:,} bytes, {budget.block_size} tokens; {_groups(budget)}",
         f"  {'blocks':<26}{budget.num_blocks:,} ({budget.blocks_low:,} to {budget.blocks_high:,})",
         "",
         budget.verdict,
-        budget.risk,
     ]
+    lines += [budget.risk] if budget.fits else []
     lines += [f"note: {note}" for note in budget.notes]
+    lines += [f"[{mark}] {source}" for mark, source in enumerate(sources, 1)]
     return "\n".join(lines)
 
 
 def _groups(budget: MemoryBudget) -> str:
-    parts = []
+    counts: dict[str, int] = {}
     for group in budget.layout.groups:
         window = f" {group.window:,}" if group.window else ""
-        parts.append(f"{group.layers} x {group.kind}{window}")
-    word = "group" if len(parts) == 1 else "groups"
-    return f"{len(parts)} {word} of layers: {', '.join(parts)}"
+        name = f"{group.layers} {group.kind}{window} layers"
+        counts[name] = counts.get(name, 0) + 1
+    return "groups: " + ", ".join(f"{count} of {name}" for name, count in counts.items())
 
 
 def to_json(budget: MemoryBudget) -> dict[str, Any]:

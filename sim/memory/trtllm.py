@@ -3,7 +3,7 @@
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
-from sim.memory.terms import Term, term
+from sim.memory.terms import Term, term, value_of
 from sim.memory.vllm import non_torch_bytes
 from sim.model.spec import ModelSpec
 from sim.units import GIB
@@ -44,3 +44,8 @@ def trtllm_terms(
             sources.get("default_gpu_memory_utilization", "engine profile"),
         ),
     )
+
+
+def trtllm_margin(terms: tuple[Term, ...], device: DeviceConf, engine: EngineSettings, model: ModelSpec) -> float:
+    """Bytes left free beside the cache."""
+    return value_of(terms, "kept_free")

@@ -22,7 +22,7 @@ def vllm_terms(
     profile, constants = engine.profile, engine.profile.memory
     layers = model.stages(pp)[stage]
     weights = loaded_bytes(model, tp, pp, ep)[stage]
-    peak = peak_activation(model, layers, engine, tp, pp, ep, last=stage == pp - 1)
+    peak = peak_activation(model, engine, deployment, stage)
     known = f"{engine.name} {profile.version} profile"
     label = "reported" if not device.memory_bytes_estimated else "estimated"
     graphs = graph_bytes(layers, model, engine)
@@ -56,14 +56,14 @@ def vllm_terms(
 
 
 def _weights_formula(tp: int, pp: int, ep: int, stage: int) -> str:
-    parts = [f"rank of {tp}"] if tp > 1 else ["all weights"]
+    parts = [f"one rank of {tp}"] if tp > 1 else ["all"]
     parts += [f"stage {stage + 1} of {pp}"] if pp > 1 else []
     parts += [f"whole experts over {ep} ranks"] if ep > 1 else []
     return ", ".join(parts) + ", with rotary tables, as the allocator counts them"
 
 
 def non_torch_bytes(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> float:
-    """What libraries allocate outside the framework: alone, and in a communicator group by its size, link and layers."""
+    """What libraries allocate outside the framework: alone, and in a group by its size, its link and the layers."""
     constants, tp = engine.profile.memory, deployment.tensor_parallel
     alone = constants.get("non_torch_bytes", 0.0)
     if tp == 1:
@@ -107,10 +107,10 @@ def graph_bytes(layers: tuple[Layer, ...], model: ModelSpec, engine: EngineSetti
     return constants["graph_fixed_bytes"] + kinds * per_size * len(engine.graph_sizes)
 
 
-def vllm_margin(stage_terms: tuple[Term, ...], device: DeviceConf, engine: EngineSettings, model: ModelSpec) -> float:
+def vllm_margin(terms: tuple[Term, ...], device: DeviceConf, engine: EngineSettings, model: ModelSpec) -> float:
     """Bytes left on the device once KV is allocated, graphs are captured and the logits of a full batch exist again."""
     constants = engine.profile.memory
-    requested = stage_terms[0].value_bytes
-    outside = sum(row.value_bytes for row in stage_terms if not row.counted)
+    requested = terms[0].value_bytes
+    outside = sum(row.value_bytes for row in terms if not row.counted)
     logits = engine.max_num_seqs * model.padded_vocab * 4.0
     return device.memory_bytes - constants["context_bytes"] - requested - outside - logits

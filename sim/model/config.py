@@ -32,9 +32,10 @@ class Config:
             return present[0], self.values[present[0]]
         self.absent.update(names)
         if default is MISSING:
-            near = get_close_matches(names[0], self.values, 1, 0.6)
-            hint = f"; is '{near[0]}' meant?" if near else "."
-            raise ValueError(f"{self.where}: the config needs the key '{names[0]}', which is missing{hint}")
+            others = [key for key in self.values if key not in self.used and not harmless(key)]
+            near = get_close_matches(names[0], others, 1, 0.8)
+            hint = f"; '{near[0]}' looks like a misspelling of it." if near else "."
+            raise ValueError(f"{self.where}: key '{names[0]}' is missing in the config{hint}")
         return names[0], default
 
     def integer(self, *names: str, default: Any = MISSING, least: int = 1, most: int = 10**9) -> Any:

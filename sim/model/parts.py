@@ -18,6 +18,7 @@ POSITIONS = (
     "model_max_length",
 )
 MOST_LAYERS = 10_000
+UNTRAINED = 2048
 
 
 def hidden_size(config: Config) -> int:
@@ -30,9 +31,9 @@ def layer_count(config: Config) -> int:
     return int(config.integer("num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS))
 
 
-def positions(config: Config, default: int | None = None) -> int:
-    """Trained positions; without them vLLM takes 2048."""
-    return int(config.integer(*POSITIONS, default=default or 2048))
+def positions(config: Config) -> int:
+    """Trained positions."""
+    return int(config.integer(*POSITIONS, default=UNTRAINED))
 
 
 def head_count(config: Config) -> int:
@@ -47,7 +48,7 @@ def decoder(
 
     `rotary_dim` None: no rotary table.
     """
-    trained = changes.pop("trained_positions", None) or positions(config)
+    trained = positions(config)
     tables: tuple[RopeTable, ...] = ()
     length = trained
     if rotary_dim is not None:
@@ -66,7 +67,10 @@ def decoder(
         "quantisation": quant.name,
         "kv_dtype": quant.kv_dtype or quant.base.dtype,
     }
-    return ModelSpec(**{**fields, **changes})
+    model = ModelSpec(**{**fields, **changes})
+    if not any(key in config.values for key in POSITIONS):
+        model = model.noted(f"the config names no trained length: {UNTRAINED} tokens taken, as vLLM does")
+    return model
 
 
 def grouped_attention(config: Config, quant: Quantisation, layer: int, **changes: Any) -> Attention:

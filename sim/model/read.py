@@ -13,10 +13,10 @@ from sim.model.config import Config
 from sim.model.families import families
 from sim.model.quantisation import DTYPE_NAMES, KV_DTYPE_NAMES, online, read_dtype, read_quantisation
 from sim.model.spec import ModelConf, ModelSpec
+from sim.model.towers import tower_params
 
 
 CATALOGUE = Path(__file__).resolve().parents[2] / "conf" / "model"
-TOWERS = {"vision_config": "vision tower", "audio_config": "audio tower"}
 
 
 def read_model(config: Mapping[str, Any], name: str, dtype: str = "auto", quantization: str | None = None) -> ModelSpec:
@@ -29,7 +29,7 @@ def read_model(config: Mapping[str, Any], name: str, dtype: str = "auto", quanti
     if not isinstance(config, Mapping):
         raise ValueError(f"{name}: a model config must be a mapping of keys, got {type(config).__name__}.")
     readers = families()
-    values, notes = _text_part(config)
+    values = text_part(config)
     model_type = values.get("model_type")
     if model_type not in readers:
         near = get_close_matches(str(model_type), readers, 3, 0.4) or sorted(readers)
@@ -44,28 +44,44 @@ def read_model(config: Mapping[str, Any], name: str, dtype: str = "auto", quanti
         keys.values["quantization_config"] = online(quantization)
     model = readers[model_type](keys, read_quantisation(keys, base))
     unread = keys.left_over()
+    notes, tower = beside(config, model.hidden, name)
     if unread:
         notes.append(f"config keys not used: {', '.join(sorted(unread))}")
+    if dtype == "auto" and not {"dtype", "torch_dtype"} & set(keys.values):
+        notes.append("the config names no dtype: bfloat16 taken")
     if model.draft_layers:
-        notes.append(f"{len(model.draft_layers)} draft layers (MTP) are loaded only with speculative decoding")
-    return replace(model, name=name, model_type=str(model_type)).noted(*notes)
+        notes.append(f"its draft layers (MTP, {len(model.draft_layers)}) are loaded only with speculative decoding")
+    return replace(model, name=name, model_type=str(model_type), tower_params=tower).noted(*notes)
 
 
-def _text_part(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The language model's keys of a config that may wrap one, and notes on what stands beside it."""
+def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The language model's keys of a config that may wrap one."""
     inner = config.get("text_config")
-    notes = [
-        f"the {tower} is not modelled (its weights, its tokens)" for key, tower in TOWERS.items() if config.get(key)
-    ]
     if not isinstance(inner, Mapping):
-        return dict(config), notes
-    architectures = config.get("architectures") or [""]
-    if not notes and "ConditionalGeneration" in str(architectures[0]):
-        notes = ["the towers for images or audio are not modelled (their weights, their tokens)"]
+        return dict(config)
     outside = ("quantization_config", "compression_config", "torch_dtype", "dtype", "tie_word_embeddings")
     values = {key: config[key] for key in outside if key in config} | dict(inner)
     values.setdefault("model_type", config.get("model_type"))
-    return values, notes
+    return values
+
+
+def beside(config: Mapping[str, Any], hidden: int, where: str) -> tuple[list[str], int]:
+    """Notes on the towers beside the language model, and the parameters of the vision tower if its shape is given."""
+    notes, params = [], 0
+    section = config.get("vision_config")
+    wraps = "text_config" in config and "ConditionalGeneration" in str(config.get("architectures"))
+    if isinstance(section, Mapping) and section:
+        found = tower_params(section, hidden, where)
+        params = found or 0
+        size = (
+            f"its weights, {found / 1e6:.0f}M parameters by its shape, are counted" if found else "nor are its weights"
+        )
+        notes.append(f"the vision tower is not modelled: images and their tokens are not simulated; {size}")
+    elif wraps:
+        notes.append("towers for images or audio, their weights and tokens are not modelled")
+    if config.get("audio_config"):
+        notes.append("the audio tower, its weights and tokens are not modelled")
+    return notes, params
 
 
 def model_from_conf(conf: ModelConf, folder: Path | None = None) -> ModelSpec:

@@ -104,8 +104,8 @@ class ModelSpec:
     `draft_layers` (MTP) are loaded only when speculation uses them. `positions` are rows of a learned position table.
     `embedding_dim` differs from `hidden` when the embedding is projected. `tied`: the LM head is the embedding. `dtype`
     is the type of activations and unquantised weights, `quantisation` the name of the weights' format, `kv_dtype` what
-    the cache holds unless the engine says otherwise. `notes` say what this description leaves out or assumes; every
-    report shows them.
+    the cache holds unless the engine says otherwise. `tower_params`: a vision tower loaded beside it. `notes` say what
+    this description leaves out or assumes; every report shows them.
     """
 
     name: str
@@ -127,6 +127,7 @@ class ModelSpec:
     head_format: WeightFormat = BF16
     quantisation: str = "none"
     kv_dtype: Dtype = "bf16"
+    tower_params: int = 0
     notes: tuple[str, ...] = ()
     source: str = ""
 

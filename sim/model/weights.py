@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from sim.model.attention import MLA, Attention
 from sim.model.feedforward import MoE
 from sim.model.linear import DTYPE_BYTES, Linear, RoutedExperts, kv_share, share
+from sim.model.schemes import MXFP4
 from sim.units import MIB
 
 
@@ -13,17 +14,23 @@ if TYPE_CHECKING:
     from sim.model.spec import Layer, ModelSpec
 
 
-def divides(model: "ModelSpec", tensor_parallel: int) -> str | None:
-    """None if `tensor_parallel` divides heads, KV heads, units and padded vocabulary; else a sentence saying which."""
+def divides(model: "ModelSpec", tensor_parallel: int, expert_parallel: int = 1) -> str | None:
+    """None if `tensor_parallel` divides the model; else a sentence saying what it does not divide.
+
+    In the order in which vLLM fails: attention heads, padded vocabulary, KV heads, and the units of each part.
+    """
+    layers = tuple(dict.fromkeys((*model.layers, *model.draft_layers)))
     try:
-        for layer in dict.fromkeys((*model.layers, *model.draft_layers)):
+        for layer in layers:
             if isinstance(layer.mixer, Attention | MLA):
                 share(layer.mixer.heads, "attention heads", tensor_parallel)
+        vocabulary = f"rows of the padded vocabulary ({model.vocab} before padding)"
+        share(model.padded_vocab, vocabulary, tensor_parallel)
+        for layer in layers:
             if isinstance(layer.mixer, Attention):
                 kv_share(layer.mixer.kv_heads, tensor_parallel)
             layer.linears(model.hidden, tensor_parallel)
-        vocabulary = f"rows of the padded vocabulary ({model.vocab} before padding)"
-        share(model.padded_vocab, vocabulary, tensor_parallel)
+            layer.ffn.routed(model.hidden, tensor_parallel, expert_parallel)
     except ValueError as error:
         return str(error)
     return None
@@ -38,16 +45,10 @@ def check(model: "ModelSpec", tensor_parallel: int, pipeline_parallel: int, expe
     ):
         if size < 1:
             raise ValueError(f"deployment.{key} must be at least 1, got {size}.")
-    problem = divides(model, tensor_parallel)
-    if problem is None and expert_parallel == 1:
-        try:
-            for layer in dict.fromkeys(model.layers):
-                layer.ffn.routed(model.hidden, tensor_parallel)
-        except ValueError as error:
-            problem = str(error)
+    problem = divides(model, tensor_parallel, expert_parallel)
     if problem is not None:
         sizes = ", ".join(str(size) for size in model.tensor_parallel_sizes(16))
-        raise ValueError(f"{model.name}: {problem.removesuffix('.')} (sizes that divide it: {sizes}).")
+        raise ValueError(f"{model.name}: {problem.removesuffix('.')} (up to 16, these divide it: {sizes}).")
     experts = max((layer.ffn.experts for layer in model.layers if isinstance(layer.ffn, MoE)), default=0)
     if expert_parallel > 1 and expert_parallel > experts:
         raise ValueError(
@@ -71,12 +72,12 @@ def allocated(size_bytes: float) -> float:
 
 
 def tensors(
-    model: "ModelSpec", tensor_parallel: int, pipeline_parallel: int, expert_parallel: int, draft: bool
+    model: "ModelSpec", tensor_parallel: int, pipeline_parallel: int, expert_parallel: int, draft: bool, loaded: bool
 ) -> Iterator[list[float]]:
-    """Sizes in bytes of all tensors of one rank, a list per pipeline stage.
+    """Sizes in bytes of all tensors of one rank, a list per pipeline stage; `loaded`: with what an engine adds to them.
 
-    The embedding (and learned positions) are on the first stage, the head, the last norm and the draft layers
-    on the last; a tied head is stored once where both are on one stage, and again on the last where they are not.
+    The embedding (and learned positions, and a vision tower) are on the first stage, the head, the last norm and the
+    draft layers on the last; a tied head is stored once where both are on one stage, and again on the last otherwise.
     """
     stages = model.stages(pipeline_parallel)
     width = DTYPE_BYTES[model.dtype]
@@ -88,7 +89,7 @@ def tensors(
         for layer in (*layers, *(model.draft_layers if draft and last else ())):
             counts[layer] = counts.get(layer, 0) + 1
         for layer, count in counts.items():
-            sizes += list(_layer_tensors(layer, model.hidden, tensor_parallel, expert_parallel)) * count
+            sizes += list(_layer_tensors(layer, model, tensor_parallel, expert_parallel, loaded)) * count
         if first:
             rows = share(model.padded_vocab, "rows of the padded vocabulary", tensor_parallel)
             sizes.append(rows * (model.embedding_dim or model.hidden) * width)
@@ -101,14 +102,19 @@ def tensors(
         yield [size for size in sizes if size]
 
 
-def _layer_tensors(layer: "Layer", hidden: int, tensor_parallel: int, expert_parallel: int) -> Iterator[float]:
-    for matrix in layer.linears(hidden, tensor_parallel):
+def _layer_tensors(
+    layer: "Layer", model: "ModelSpec", tensor_parallel: int, expert_parallel: int, loaded: bool
+) -> Iterator[float]:
+    for matrix in layer.linears(model.hidden, tensor_parallel):
         yield from _matrix(matrix)
-    for vector in layer.vectors(hidden, tensor_parallel):
+        if loaded and matrix.name == "kv_b" and isinstance(layer.mixer, MLA):
+            # decode multiplies with its two halves, kept apart in 16 bits
+            yield 2.0 * matrix.n * matrix.k
+    for vector in layer.vectors(model.hidden, tensor_parallel):
         yield vector.weight_bytes
-    routed = layer.ffn.routed(hidden, tensor_parallel, expert_parallel)
+    routed = layer.ffn.routed(model.hidden, tensor_parallel, expert_parallel)
     if routed is not None:
-        yield from _experts(routed)
+        yield from _experts(routed, loaded)
 
 
 def _matrix(matrix: Linear) -> list[float]:
@@ -118,15 +124,23 @@ def _matrix(matrix: Linear) -> list[float]:
     return [elements, rest, 2.0 * matrix.n if matrix.bias else 0.0]
 
 
-def _experts(routed: RoutedExperts) -> list[float]:
+def _experts(routed: RoutedExperts, loaded: bool) -> list[float]:
     """All experts of a layer are two tensors, (gate and) up and down, with their scales and biases."""
-    units = routed.local_experts * routed.inter
     element, scale = DTYPE_BYTES[routed.dtype], routed.bytes_per_param - DTYPE_BYTES[routed.dtype]
-    up, down = (routed.matrices - 1) * units * routed.hidden, units * routed.hidden
-    sizes = [up * element, up * scale, down * element, down * scale]
+    inter, wide, deep = routed.inter, routed.hidden, routed.inter
+    if loaded and routed.bytes_per_param == MXFP4.bytes_per_param:
+        # kernels for MXFP4 want units in 64s and packed rows of 256 inputs
+        inter, wide, deep = _up_to(inter, 64), _up_to(routed.hidden, 256), _up_to(inter, 256)
+    up = (routed.matrices - 1) * routed.local_experts * inter
+    down = routed.local_experts * routed.hidden
+    sizes = [up * wide * element, up * routed.hidden * scale, down * deep * element, down * inter * scale]
     if routed.bias:
-        sizes += [2.0 * (routed.matrices - 1) * units, 2.0 * routed.local_experts * routed.hidden]
+        sizes += [2.0 * up, 2.0 * down]
     return sizes
+
+
+def _up_to(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def parameter_bytes(
@@ -134,14 +148,19 @@ def parameter_bytes(
 ) -> tuple[float, ...]:
     """Stored bytes of the weights of one rank, per pipeline stage."""
     check(model, tensor_parallel, pipeline_parallel, expert_parallel)
-    return tuple(sum(sizes) for sizes in tensors(model, tensor_parallel, pipeline_parallel, expert_parallel, draft))
+    stages = tensors(model, tensor_parallel, pipeline_parallel, expert_parallel, draft, loaded=False)
+    return tuple(sum(sizes) for sizes in stages)
 
 
 def weight_bytes(
     model: "ModelSpec", tensor_parallel: int, pipeline_parallel: int, expert_parallel: int, draft: bool
 ) -> tuple[float, ...]:
-    """Bytes an engine reports after loading: every tensor as allocated, and the rope tables every stage keeps."""
+    """Bytes an engine reports after loading: every tensor as allocated, the rope tables of every stage, the tower."""
     check(model, tensor_parallel, pipeline_parallel, expert_parallel)
     tables = [table.rows * table.dim * DTYPE_BYTES[model.dtype] for table in model.ropes]
-    stages = tensors(model, tensor_parallel, pipeline_parallel, expert_parallel, draft)
-    return tuple(sum(allocated(size) for size in [*sizes, *tables]) for sizes in stages)
+    stages = tensors(model, tensor_parallel, pipeline_parallel, expert_parallel, draft, loaded=True)
+    tower = model.tower_params * DTYPE_BYTES[model.dtype] / tensor_parallel
+    return tuple(
+        sum(allocated(size) for size in [*sizes, *tables]) + (tower if index == 0 else 0.0)
+        for index, sizes in enumerate(stages)
+    )

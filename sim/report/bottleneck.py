@@ -23,7 +23,7 @@ RECOMPUTE_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Verdict:
-    """`kind` for programs, `sentence` for people, `change`: the setting to try, `evidence`: the shares (of 1) behind it."""
+    """`kind` for programs, `sentence` for people, `change`: the setting to try, `evidence`: shares of 1."""
 
     kind: str
     sentence: str
@@ -102,7 +102,7 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
         "queue_share_of_e2el": queue_share,
     }
     reasons = {"seats": shares.seats, "token_budget": shares.budget, "kv": shares.kv}
-    reason = "kv" if thrashes else max(reasons, key=lambda name: reasons[name])
+    reason = max(reasons, key=lambda name: reasons[name]) if shares.waiting >= QUEUE_SHARE else "kv"
     waits = f"requests wait during {shares.waiting:.0%} of step time, and queueing is {queue_share:.0%} of E2E latency"
     kv_mean, kv_max = metrics.kv_usage_mean or 0.0, metrics.kv_usage_max or 0.0
     if reason == "seats":
@@ -187,7 +187,8 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
     return Verdict(
         "bandwidth-bound",
         f"Bandwidth-bound (decode): {shares.decode_only:.0%} of step time is decode-only "
-        f"with {rows:.0f} requests per step on average; weights take {reads:.0%} and attention {part.get('attention_s', 0.0):.0%} of it.",
+        f"with {rows:.0f} requests per step on average; "
+        f"weights take {reads:.0%} and attention {part.get('attention_s', 0.0):.0%} of it.",
         (
             "workload.rate or workload.concurrency: a larger batch reads the same weights once, "
             "so more load costs little TPOT."

@@ -132,7 +132,7 @@ def _throughput(requests: RequestTable) -> dict[str, float | None]:
 
 
 def _series_rows(recorded: Recorded, predicted: SimulationResult) -> list[ErrorRow]:
-    """Running, waiting and generated tokens/s at each whole second of the longer run; the shorter one is at 0 at the end."""
+    """Running, waiting and generated tokens/s at each second of the longer run; the shorter one ends with zeros."""
     starts = [int(np.min(requests.arrival_ns)) for requests in (recorded.requests, predicted.requests)]
     ends = [int(np.max(requests.finish_ns)) for requests in (recorded.requests, predicted.requests)]
     seconds = int(np.ceil(max(end - start for start, end in zip(starts, ends, strict=True)) / NS_PER_S))

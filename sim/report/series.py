@@ -4,9 +4,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.report.metrics import holds_until_ns
 from sim.report.result import RequestTable, SimulationResult, StepTable
 from sim.units import NS_PER_S
+
+
+IDLE_GAP_NS = 50_000_000
+"""A pause between two steps of a replica longer than this is idleness, a shorter one host time between steps."""
+
+
+def holds_until_ns(replica: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """Until when a step's queue lengths hold: the replica's next step, or its own end before an idle pause.
+
+    Shape `[step]`; steps of one replica are in time order.
+    """
+    until = np.array(end_ns, np.int64)
+    replica, start = np.asarray(replica), np.asarray(start_ns, np.int64)
+    for r in np.unique(replica):
+        rows = np.flatnonzero(replica == r)
+        gap = start[rows[1:]] - until[rows[:-1]]
+        until[rows[:-1]] += np.where((gap > 0) & (gap <= IDLE_GAP_NS), gap, 0)
+    return until
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,8 @@ def series(result: SimulationResult, width_s: float) -> Series:
     )
     np.maximum.at(kv_max, first, used)
     np.maximum.at(kv_max, last, used)
+    for i in np.flatnonzero(last - first > 1):  # the few steps that fill whole bins between
+        kv_max[first[i] : last[i]] = np.maximum(kv_max[first[i] : last[i]], used[i])
     return Series(
         width_s=width_s,
         t_s=np.arange(bins) * width_s,

@@ -114,5 +114,5 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
 
 
 def failure_summary(status: str, reason: str, **known: Any) -> dict[str, Any]:
-    """The summary of a configuration that could not run: its status, a sentence that says why, what is `known` of it."""
+    """The summary of a configuration that could not run: its status, why in a sentence, what is `known` of it."""
     return plain({"schema": SCHEMA, "status": status, "reason": reason, **known})

@@ -12,18 +12,34 @@ from jaxtyping import Array, Bool, Float64, Int, Int16, Int32, Int64
 
 
 PAD_ROWS = 2
-"""Rows behind a workload's last request: an iteration looks at two requests. They arrive never."""
+"""Rows behind a workload's last request, because an iteration looks at two: they never arrive."""
+
+
+class Shape(NamedTuple):
+    """Static sizes of one compilation.
+
+    `ring` > longest output, a power of two; `phases` >= largest block size; `wide`: keys of 32 bits, for contexts
+    near 2**15 and above; `delayed`: some closed loop has a delay between a request's end and the next one's arrival.
+    """
+
+    lanes: int
+    rows: int
+    slots: int
+    ring: int
+    phases: int
+    wide: bool
+    delayed: bool
 
 
 class Workloads(NamedTuple):
-    """Requests of all workloads, one after the other, read only. `lengths` = prompt * 2**32 + outputs."""
+    """Requests of all workloads, one workload after the other, read only. `lengths` = prompt * 2**32 + outputs."""
 
     arrival_ns: Float64[Array, "row"]
     lengths: Int64[Array, "row"]
 
 
 class Prices(NamedTuple):
-    """Price tables of all plans. `terms` are the constants of `lengths_s`, leaves `[plan, ...]`.
+    """Price tables of all plans. `terms` are the constants of `lengths_s`, leaves `[plan]`.
 
     `token_s` holds, per table (a plan with a capture list), two columns by scheduled tokens: batches with a prefill,
     and pure decode batches; graph padding is already applied.
@@ -40,9 +56,9 @@ class Lanes(NamedTuple):
     workload: Int32[Array, "lane"]
     requests: Int32[Array, "lane"]
     concurrency: Int32[Array, "lane"]
+    delay_ns: Float64[Array, "lane"]
     seats: Int32[Array, "lane"]
     budget: Int32[Array, "lane"]
-    blocks: Int32[Array, "lane"]
     block_size: Int32[Array, "lane"]
     reserve: Bool[Array, "lane"]
     plan: Int32[Array, "lane"]
@@ -57,14 +73,15 @@ class State(NamedTuple):
 
     **Fields:**
 
-    - `key`: per slot, context at step s less s (`step`, counted from the window's start); the type's minimum in a free slot.
-    - `link`: per slot, the next slot of its chain: free slots (from `free_slot`), or decodes that end with the same step.
+    - `key`: per slot, context at step s less s, steps counted from `base`; the type's minimum in a free slot.
+    - `link`: per slot, the next slot of its chain: of free slots, from `free_slot`, or of decodes that end together.
     - `ends`: per step modulo the ring's length, the first slot of the chain of decodes whose last token that step
       emits: the one admitted last.
     - `phases`: number of decodes that take a block in the steps with `step % block_size` = index.
-    - `lives`: per request, (1 + step in which it became a decode) * 2**32 + tokens emitted before; the first is 0
-      for requests that wait or prefill, and stays for those that ended.
-    - `step`: steps executed; `phase`: `step % block_size`.
+    - `lives`: per request, (1 + step in which it became a decode) * 2**32 + tokens emitted in lives before; the first
+      is 0 for requests that wait or prefill, and stays for those that ended.
+    - `release_ns`: per request of a delayed closed loop, when its predecessor's end lets it arrive; else None.
+    - `step`: steps executed; `base`: those at the window's start; `phase`: `step % block_size`.
     - `decodes`, `context`, `context_sq`: running decodes, sum and sum of squares of their contexts at this step.
     - `part_done`: tokens computed of the unfinished prefill, 0 without one.
     - `tokens_left`: of the budget of the step under way, -1 if it has not started. `preempted`: its victims so far.
@@ -78,8 +95,10 @@ class State(NamedTuple):
     ends: Int16[Array, "lane*ring"]
     phases: Int16[Array, "lane*phase"]
     lives: Int64[Array, "lane*row"]
+    release_ns: Float64[Array, "lane*row"] | None
     time_ns: Float64[Array, "lane"]
     step: Int32[Array, "lane"]
+    base: Int32[Array, "lane"]
     phase: Int32[Array, "lane"]
     next: Int32[Array, "lane"]
     finished: Int32[Array, "lane"]
@@ -99,40 +118,41 @@ class State(NamedTuple):
     computed: Float64[Array, "lane"]
 
 
-class Shape(NamedTuple):
-    """Static sizes of one compilation; `ring` > longest output, a power of two; `wide`: 32-bit keys."""
-
-    lanes: int
-    rows: int
-    slots: int
-    ring: int
-    phases: int
-    wide: bool
-
-
 def empty_lanes(shape: Shape) -> Lanes:
     """Lanes without a job."""
     zero = jnp.zeros(shape.lanes, jnp.int32)
-    one = jnp.ones(shape.lanes, jnp.int32)
-    return Lanes(zero, zero, one, one, one, one, one, jnp.zeros(shape.lanes, bool), zero, zero)
+    one = zero + 1
+    lanes = Lanes(
+        workload=zero,
+        requests=zero,
+        concurrency=one,
+        delay_ns=jnp.zeros(shape.lanes, jnp.float64),
+        seats=one,
+        budget=one,
+        block_size=one,
+        reserve=jnp.zeros(shape.lanes, bool),
+        plan=zero,
+        table=zero,
+    )
+    return jax.tree.map(jnp.copy, lanes)
 
 
 def fresh_state(shape: Shape) -> State:
-    """State at time 0, nothing admitted. Every array has a buffer of its own, as donation wants it."""
+    """State at time 0, nothing admitted, no blocks. Every array has a buffer of its own, as donation wants it."""
     size = shape.lanes
     key_type = jnp.int32 if shape.wide else jnp.int16
-    behind = jnp.arange(1, shape.slots + 1, dtype=jnp.int32)
-    chain = jnp.where(behind < shape.slots, behind, -1).astype(jnp.int16)
     zero = jnp.zeros(size, jnp.int32)
     real = jnp.zeros(size, jnp.float64)
     state = State(
         key=jnp.full((shape.slots, size), jnp.iinfo(key_type).min, key_type),
-        link=jnp.tile(chain, size),
+        link=jnp.tile(free_chain(shape), size),
         ends=jnp.full(size * shape.ring, -1, jnp.int16),
         phases=jnp.zeros(size * shape.phases, jnp.int16),
         lives=jnp.zeros(size * shape.rows, jnp.int64),
+        release_ns=jnp.zeros(size * shape.rows, jnp.float64) if shape.delayed else None,
         time_ns=real,
         step=zero,
+        base=zero,
         phase=zero,
         next=zero,
         finished=zero,
@@ -152,3 +172,9 @@ def fresh_state(shape: Shape) -> State:
         computed=real,
     )
     return jax.tree.map(jnp.copy, state)
+
+
+def free_chain(shape: Shape) -> Int16[Array, "slot"]:
+    """Every slot linked to the one behind it."""
+    behind = jnp.arange(1, shape.slots + 1, dtype=jnp.int32)
+    return jnp.where(behind < shape.slots, behind, -1).astype(jnp.int16)

@@ -34,7 +34,7 @@ def _check_numbers(conf: WorkloadConf) -> None:
     counts = ("num_requests", "rounds", "concurrency", "input_tokens", "output_tokens", "max_input_tokens", "limit")
     for key in (*counts, "hash_block_tokens"):
         value = getattr(conf, key)
-        if value is not None and value < 1:
+        if value is not None and not (value >= 1 and value == int(value)):
             raise ValueError(f"workload.{key} wants an integer >= 1, got {value}")
     if conf.prefix_tokens < 0:
         raise ValueError(f"workload.prefix_tokens wants an integer >= 0, got {conf.prefix_tokens}")
@@ -61,7 +61,7 @@ def _check_combinations(conf: WorkloadConf) -> None:
         (
             conf.duration_s is not None
             and (conf.arrival in UNTIMED or (conf.arrival != "trace" and math.isinf(conf.rate))),
-            "duration_s wants arrivals spread over time (here all are sent at 0); workload.num_requests would end the run",
+            "duration_s wants arrivals spread over time (here all are sent at 0); set workload.num_requests instead",
         ),
         (
             conf.rate_end is not None and conf.arrival != "ramp",

@@ -181,7 +181,7 @@ def run_toy(
             replica=np.arange(requests) % replicas,
             status=status,
         ),
-        steps=StepTable(*np.array(rows, float).T.astype(np.int64)),
+        steps=StepTable(*np.array(rows, float).reshape(-1, 19).T.astype(np.int64)),
         itl_ns=np.array(sorted(gaps), np.int64),
         itl_count=np.array([gaps[key] for key in sorted(gaps)], np.int64),
         components_s=dict(zip(COMPONENTS, by_component, strict=True)),
@@ -242,6 +242,82 @@ def run_toy(
 def toy() -> Callable[..., SimulationResult]:
     """The queue itself, to run with other parameters."""
     return run_toy
+
+
+def make_three(**changes: object) -> SimulationResult:
+    """Three requests worked out by hand (ms).
+
+    |   | arrival | queued | scheduled | first | finish | prompt | output | TTFT | queued | TPOT | E2EL |
+    | 0 |       0 |      0 |         0 |   100 |    500 |     10 |      5 |  100 |    100 |  100 |  500 |
+    | 1 |      50 |    100 |       100 |   300 |    300 |     20 |      1 |  250 |    200 |    - |  250 |
+    | 2 |     200 |    300 |       500 |   700 |   1000 |     30 |      3 |  500 |    400 |  150 |  800 |
+
+    Gaps between tokens: 4 x 100 of request 0, then 100 and 200 of request 2.
+    """
+
+    def ms(*values: float) -> np.ndarray:
+        return np.array(values, np.int64) * 1_000_000
+
+    def numbers(*values: int) -> np.ndarray:
+        return np.array(values, np.int64)
+
+    fields: dict = {
+        "requests": RequestTable(
+            arrival_ns=ms(0, 50, 200),
+            queued_ns=ms(0, 100, 300),
+            scheduled_ns=ms(0, 100, 500),
+            first_token_ns=ms(100, 300, 700),
+            finish_ns=ms(500, 300, 1000),
+            prompt_tokens=numbers(10, 20, 30),
+            output_tokens=numbers(5, 1, 3),
+            cached_tokens=numbers(0, 0, 0),
+            preemptions=numbers(0, 0, 2),
+            replica=numbers(0, 0, 0),
+            status=numbers(FINISHED, FINISHED, FINISHED),
+        ),
+        "steps": StepTable(
+            replica=numbers(0, 0, 0),
+            start_ns=ms(0, 100, 500),
+            end_ns=ms(100, 300, 1000),
+            prefill_tokens=numbers(10, 20, 40),
+            prefill_chunks=numbers(1, 1, 1),
+            prefill_area=numbers(55, 210, 820),
+            prefill_kv_tokens=numbers(10, 20, 40),
+            prefill_max_tokens=numbers(10, 20, 40),
+            decodes=numbers(0, 1, 5),
+            decode_sum=numbers(0, 11, 60),
+            decode_max=numbers(0, 11, 15),
+            decode_sumsq=numbers(0, 121, 750),
+            emitting=numbers(1, 2, 6),
+            padded_tokens=numbers(16, 24, 48),
+            graph_mode=numbers(1, 1, 0),
+            running=numbers(1, 2, 2),
+            waiting=numbers(0, 1, 0),
+            free_blocks=numbers(90, 70, 50),
+            preempted=numbers(0, 0, 2),
+        ),
+        "itl_ns": ms(100, 200),
+        "itl_count": numbers(5, 1),
+        "components_s": {"gemm_s": np.array([0.06, 0.15, 0.4]), "host_s": np.array([0.04, 0.05, 0.1])},
+        "engine": "exact",
+        "model": "three",
+        "device": "Toy 80GB",
+        "engine_label": "toy 1.0",
+        "gpus": 2,
+        "num_gpu_blocks": 100,
+        "block_size": 16,
+        "usd_per_gpu_hour": 3.6,
+        "memory": None,
+        "workload": Workload("three", ms(0, 50, 200), numbers(10, 20, 30), numbers(5, 1, 3), digest="d" * 64),
+        "seed": 7,
+    }
+    return SimulationResult(**(fields | changes))
+
+
+@pytest.fixture
+def three() -> Callable[..., SimulationResult]:
+    """The hand-worked run; keyword arguments replace fields of the result."""
+    return make_three
 
 
 @pytest.fixture(scope="session")

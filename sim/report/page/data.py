@@ -181,7 +181,7 @@ def _components_by(
 
 
 def _histogram(values: np.ndarray) -> dict[str, Any] | None:
-    """Counts up to the 99.5th percentile; the rest is counted apart, so that one long prompt does not flatten the picture."""
+    """Counts up to the 99.5th percentile; the rest apart, so that one long prompt does not flatten the picture."""
     values = np.asarray(values)
     if not len(values):
         return None

@@ -1,0 +1,114 @@
+"""`headway simulate -m`: every combination, each as a job of Hydra's launcher, then one table.
+
+A mistake in any job is found before the first one runs. A job that cannot run (a deployment that does not fit, a
+broken trace) has a summary that says so, and never ends the sweep.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from conf.compose import prepare, searchpath
+from conf.expand import SweepJob, expand
+from conf.files import REGISTERED
+from scripts.answer import Answer
+from scripts.configure import Request
+from scripts.simulate import free_folder
+
+
+ANNOUNCE = False
+"""Whether jobs that run in this very process say on standard error that they are done."""
+
+
+def sweep(asked: Request, show_progress: bool) -> Answer:
+    """Run all jobs and collect them. Exit code 2 only if none of them ended well."""
+    from sim.report.collect import collect, collect_csv, collect_text
+
+    overrides, folder = sweep_folder(asked.overrides)
+    jobs = expand(overrides, asked.config_dirs)
+    if show_progress:
+        print(f"headway: {len(jobs)} jobs, results in {folder}", file=sys.stderr)
+    launch([*searchpath(asked.config_dirs), *prepare(overrides)], folder, jobs, show_progress)
+    rows = collect(folder)
+    table = folder / "table.csv"
+    table.write_text(collect_csv(rows), encoding="utf-8")
+    ended = any(row["status"] == "ok" for row in rows)
+    fields = {"status": "ok" if ended else "error", "jobs": len(jobs), "runs": rows, "results": str(folder)}
+    if not ended:
+        fields["message"] = f"none of the {len(jobs)} jobs could run: {rows[0]['reason']}"
+    text = "\n".join([collect_text(rows), "", *asked.remarks(), f"results: {folder}", f"table: {table}"])
+    return Answer(fields, text, 0 if ended else 2)
+
+
+def sweep_folder(overrides: list[str]) -> tuple[list[str], Path]:
+    """The overrides without `results=`, and the folder of the sweep, which must be empty or new."""
+    given = [override.partition("=")[2] for override in overrides if override.lstrip("+").startswith("results=")]
+    rest = [override for override in overrides if not override.lstrip("+").startswith("results=")]
+    if not given or given[-1] in ("", "null"):
+        return rest, free_folder(Path("multirun") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    folder = Path(given[-1].strip("'\"")).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"results={folder} wants a new or an empty folder for a multirun; choose another.")
+    return rest, folder
+
+
+def launch(prepared: list[str], folder: Path, jobs: list[SweepJob], announce: bool) -> None:
+    """Hand the sweep to Hydra, whose launcher runs `run_job` here, in other processes or on a cluster."""
+    import hydra
+
+    global ANNOUNCE
+    ANNOUNCE = announce
+    before = sys.argv
+    sys.argv = ["headway", "--multirun", f"hydra.sweep.dir='{folder}'", *prepared]
+    try:
+        hydra.main(version_base=None, config_path="pkg://conf", config_name="config")(run_job)()
+    finally:
+        sys.argv = before
+    missing = [number for number in range(len(jobs)) if not (folder / str(number) / "summary.json").is_file()]
+    if len(missing) == len(jobs):
+        raise RuntimeError(f"the launcher ran none of the {len(jobs)} jobs")
+
+
+def run_job(config: Any) -> str:
+    """One job of a sweep, in whatever process the launcher chose: simulate, write, and never raise."""
+    import dataclasses
+
+    from hydra.core.hydra_config import HydraConfig
+
+    from conf.compose import checked
+    from sim import api
+    from sim.report.results import write_failure, write_results
+
+    job = HydraConfig.get()
+    folder = Path(job.runtime.output_dir)
+    overrides = [as_typed(override) for override in job.overrides.task]
+    conf = None
+    try:
+        conf = checked(config)
+        result = api.run(api.build(conf))
+        write_results(result, folder, overrides, conf.percentiles)
+        status, reason = "ok", ""
+    except Exception as error:
+        status = failure_status(error)
+        reason = " ".join(str(error).split()) if status != "bug" else f"{type(error).__name__}: {error}"
+        write_failure(folder, status, reason, dataclasses.asdict(conf) if conf else {}, overrides)
+    if ANNOUNCE:
+        print(f"headway: job {job.job.num}: {status} {reason} ({' '.join(overrides)})", file=sys.stderr)
+    return status
+
+
+def failure_status(error: Exception) -> str:
+    """`infeasible`: well described but it cannot start; `error`: bad input; `bug`: anything else."""
+    from sim.api import Infeasible
+
+    return (
+        "infeasible" if isinstance(error, Infeasible) else "error" if isinstance(error, ValueError | OSError) else "bug"
+    )
+
+
+def as_typed(override: str) -> str:
+    """An override with the path of a file where a registered choice stands."""
+    key, equals, value = override.partition("=")
+    path = REGISTERED.get(f"{key.lstrip('+')}/{value}")
+    return f"{key}{equals}{path}" if path and Path(path).exists() else override

@@ -1,0 +1,127 @@
+"""The wide engine's entry: thousands of serving simulations in one compiled loop."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from sim.cost.lengths import lengths_s as closed_form_s
+from sim.cost.table import PriceTable
+from sim.report.result import REJECTED
+from sim.scan.jobs import HELP, LaneJob, Status, check_job, why_exact
+from sim.scan.loop import Ended, run_units
+from sim.scan.pack import pack
+from sim.scan.recover import LaneRun, UnitRun, merge_units, prices_fail, recover_unit
+
+
+@dataclass(frozen=True, eq=False)
+class ScanResult:
+    """What became of the jobs, axis `job`.
+
+    `runs[i]` is the job's `LaneRun`, or what `reduce` made of it, or None where `status[i]` is not OK; `message[i]` then
+    says why in a sentence. `iterations` of the loop were run over `lanes` lanes.
+    """
+
+    status: np.ndarray
+    message: list[str]
+    runs: list[Any]
+    steps: np.ndarray
+    preemptions: np.ndarray
+    rejected: np.ndarray
+    makespan_ns: np.ndarray
+    iterations: int
+    lanes: int
+
+
+def scan(
+    jobs: Sequence[LaneJob],
+    tables: Sequence[PriceTable],
+    *,
+    lanes: int = 256,
+    window: int = 512,
+    slots: int | None = None,
+    log_steps: bool = False,
+    max_iterations: int = 100_000_000,
+    reduce: Callable[[int, LaneRun], Any] | None = None,
+    on_progress: Callable[[int], None] | None = None,
+    lengths_s: Callable = closed_form_s,
+) -> ScanResult:
+    """Run every job; one that needs the exact engine gets a status, and never stops the others.
+
+    **Arguments:**
+
+    - `tables`: price tables, which `LaneJob.table` indexes.
+    - `lanes` jobs run side by side, each refilled when its job has ended, every `window` iterations.
+    - `slots`: decodes a lane can hold at once; by default as many as could be needed. Fewer are faster.
+    - `log_steps`: keep the table of steps of every run.
+    - `max_iterations`: per job; an iteration executes a step, or one more admission, end or preemption in it.
+    - `reduce(job, run)`: called when a job has ended, its result is kept in place of the run. `on_progress(ended)`.
+    - `lengths_s`: the part of the price that depends on lengths, a function as `sim.cost.lengths.lengths_s`.
+
+    Times are exact in integer ns and equal those of the exact engine. Raises `ValueError` for input that no engine can run.
+    """
+    for job in jobs:
+        check_job(job, len(tables))
+    count = len(jobs)
+    status = np.full(count, Status.OK, np.int8)
+    detail = [why_exact(job) for job in jobs]
+    status[[bool(why) for why in detail]] = Status.NEEDS_EXACT
+    packed = pack(jobs, np.flatnonzero(status == Status.OK).tolist(), tables, lanes, slots, window)
+    runs: list[Any] = [None] * count
+    totals = np.zeros((4, count), np.int64)
+    mine: list[list[int]] = [[] for _ in jobs]
+    for u, unit in enumerate(packed.units):
+        mine[unit.job].append(u)
+    partial: dict[int, UnitRun] = {}
+    left = [len(units) for units in mine]
+    ended_jobs = 0
+
+    def conclude(i: int) -> None:
+        nonlocal ended_jobs
+        ended_jobs += 1
+        parts = [partial.pop(u) for u in mine[i] if u in partial]
+        if status[i] == Status.OK:
+            run = merge_units(jobs[i], [packed.units[u] for u in mine[i]], parts)
+            rejected = int((run.requests.status == REJECTED).sum())
+            totals[:, i] = run.step_count, run.preemptions, rejected, run.makespan_ns
+            runs[i] = run if reduce is None else reduce(i, run)
+        if on_progress is not None:
+            on_progress(ended_jobs)
+
+    def on_end(ended: Ended) -> None:
+        unit = packed.units[ended.unit]
+        how = Status.BAD_PRICE if prices_fail(ended) else ended.status
+        if how == Status.OK:
+            graphs = packed.graphs[packed.columns["table"][ended.unit]]
+            partial[ended.unit] = recover_unit(ended, unit, jobs[unit.job], graphs)
+        else:
+            status[unit.job] = how
+        left[unit.job] -= 1
+        if not left[unit.job]:
+            conclude(unit.job)
+
+    for i in range(count):
+        if not left[i]:
+            conclude(i)
+    iterations = 0
+    if packed.units:
+        with jax.enable_x64(True):
+            iterations = run_units(
+                packed, lengths_s, on_end, window=window, log_steps=log_steps, max_iterations=max_iterations
+            )
+    return ScanResult(
+        status=status,
+        message=[
+            "" if status[i] == Status.OK else HELP[Status(status[i])] + (f" ({detail[i]})" if detail[i] else "")
+            for i in range(count)
+        ],
+        runs=runs,
+        steps=totals[0],
+        preemptions=totals[1],
+        rejected=totals[2],
+        makespan_ns=totals[3],
+        iterations=iterations,
+        lanes=packed.shape.lanes,
+    )

@@ -1,0 +1,124 @@
+"""Captured sizes and padding, against lists recorded from three vLLM versions."""
+
+import csv
+
+import pytest
+from hypothesis import given, strategies as st
+
+from sim.deployment.graphs import (
+    EAGER,
+    FULL,
+    PIECEWISE,
+    capture_sizes,
+    graph_mode_of,
+    padded,
+    padding_table,
+    prefill_sizes,
+)
+
+
+# version, max_num_seqs, max_num_batched_tokens, draft tokens, the user's own, sizes ("a-b/step" is a run)
+ROWS = [
+    ("0.10.2", 1, 2048, 0, "", "1 2 4"),
+    ("0.10.2", 128, 2048, 0, "", "1 2 4 8-256/8"),
+    ("0.10.2", 1024, 8192, 0, "", "1 2 4 8-512/8"),
+    ("0.10.2", 128, 200, 0, "", "1 2 4 8-200/8"),
+    ("0.10.2", 256, 8192, 0, "cuda_graph_sizes=64", "1 2 4 8-64/8"),
+    ("0.10.2", 256, 8192, 0, "cuda_graph_sizes=1,2,8,100,4000,9000", "1 2 8 100 4000"),
+    ("0.19.0", 1, 2048, 0, "", "1 2"),
+    ("0.19.0", 1024, 8192, 0, "", "1 2 4 8-256/8 272-512/16"),
+    ("0.19.0", 100, 300, 2, "", "1 2 4 8-256/8 272 288"),
+    ("0.19.0", 256, 8192, 0, "max_size=96", "1 2 4 8-96/8"),
+    ("0.33.0", 3, 2048, 0, "", "1-4/1"),
+    ("0.33.0", 257, 8192, 0, "", "1 2 4 8-256/8 257 272-512/16"),
+    ("0.33.0", 1024, 8192, 5, "", "1 2-8/2 12 16-256/8 272-512/16"),
+    ("0.33.0", 100, 300, 2, "", "1-4/1 6 8 12 16-272/8 288 300"),
+    ("0.33.0", 256, 8192, 0, "sizes=1,2,8,100,4000", "1 2 8 100 4000"),
+]
+
+
+def listed(text: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for part in text.split():
+        first, _, rest = part.partition("-")
+        last, _, step = rest.partition("/")
+        found += range(int(first), int(last) + 1, int(step)) if rest else [int(first)]
+    return tuple(found)
+
+
+def sizes_of(version, seqs, tokens, drafts, user, top=512):
+    key, _, values = user.partition("=")
+    numbers = [int(value) for value in values.split(",") if value]
+    own = {
+        "cuda_graph_sizes": {"old_sizes": numbers},
+        "capture_sizes": {"sizes": numbers},
+        "sizes": {"sizes": numbers},
+        "max_size": {"max_size": numbers[0] if numbers else None},
+    }.get(key, {})
+    return capture_sizes(version, seqs, tokens, query_len=1 + drafts, top=top, **own)
+
+
+@pytest.mark.parametrize(("version", "seqs", "tokens", "drafts", "user", "sizes"), ROWS)
+def test_recorded_lists(version, seqs, tokens, drafts, user, sizes):
+    assert sizes_of(version, seqs, tokens, drafts, user) == listed(sizes)
+
+
+def test_every_recorded_list(shared):
+    with (shared / "data/tables/vllm_cudagraph.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert len(table) > 60
+    for row in table:
+        top = 1024 if row["version"] == "0.33.0" and row["gpu_family"] == "blackwell-dc" else 512
+        numbers = (int(row[key]) for key in ("max_num_seqs", "max_num_batched_tokens", "spec_k"))
+        assert sizes_of(row["version"], *numbers, row["user"], top) == listed(row["sizes"]), row
+
+
+def test_33_rows_pad_to_40_and_above_the_largest_nothing_is_padded():
+    sizes = capture_sizes("0.10.2", 256, 8192)
+    assert padded(33, sizes) == 40
+    assert padded(40, sizes) == 40
+    assert padded(512, sizes) == 512
+    assert padded(513, sizes) == 513
+    assert padded(0, sizes) == 0
+    assert padded(33, ()) == 33
+
+
+@given(st.integers(1, 300), st.integers(1, 3000), st.sampled_from(["0.10.2", "0.19.0", "0.33.0"]))
+def test_padding_is_the_next_size(seqs, extra, version):
+    tokens = seqs + extra
+    sizes = capture_sizes(version, seqs, tokens)
+    assert list(sizes) == sorted(set(sizes))
+    table = padding_table(600, sizes)
+    assert table == sorted(table)
+    assert all(table[t] >= t and (table[t] == t or table[t] in sizes) for t in range(601))
+    assert sizes[-1] <= max(tokens, 4)
+
+
+def test_full_graphs_only_for_uniform_decodes():
+    sizes = (1, 2, 4, 8)
+    assert graph_mode_of("FULL_AND_PIECEWISE", 3, True, sizes) == FULL
+    assert graph_mode_of("FULL_AND_PIECEWISE", 3, False, sizes) == PIECEWISE
+    assert graph_mode_of("FULL_AND_PIECEWISE", 9, True, sizes) == EAGER
+    assert graph_mode_of("PIECEWISE", 3, True, sizes) == PIECEWISE
+    assert graph_mode_of("FULL_DECODE_ONLY", 3, False, sizes) == EAGER
+    assert graph_mode_of("FULL", 3, False, sizes) == FULL
+    assert graph_mode_of("NONE", 3, True, sizes) == EAGER
+    assert graph_mode_of("FULL", 0, True, sizes) == EAGER
+
+
+def test_sglang_lists():
+    # decode: 1 2 4 8 12, then steps of 8; the largest is appended where the grid misses it
+    assert capture_sizes("sglang-0.5", 2048, 8192, top=30) == (1, 2, 4, 8, 12, 16, 24, 30)
+    assert capture_sizes("sglang-0.5", 10, 8192, top=256) == (1, 2, 4, 8, 10)
+    # 8 + 14 + 8 + 8 + 12 + 8 sizes up to 8,192
+    assert len(prefill_sizes(8192)) == 58
+    assert prefill_sizes(2048)[-1] == 2048
+
+
+def test_bad_sizes_are_named():
+    with pytest.raises(ValueError, match="captured sizes must be positive.*cudagraph_capture_sizes"):
+        capture_sizes("0.19.0", 8, 64, sizes=[0, 4])
+    with pytest.raises(ValueError, match="largest captured size must be a positive.*enforce_eager"):
+        capture_sizes("0.19.0", 8, 64, max_size=0)
+    with pytest.raises(ValueError, match="graph list rule must be one of"):
+        capture_sizes("0.99", 8, 64)
