@@ -54,6 +54,7 @@ PINNED_BUILDS = {
 STEPS = 2500
 LEARNING_RATE = 0.03
 HUBER_LOG_ERROR = 0.05
+CEILING = 1.2  # bandwidths stay below this multiple of the highest rate seen
 # Starting points: latencies of LL128 and Simple over LL's, bandwidths of LL and LL128 over Simple's.
 STARTS = [(a, b, c, d) for a, b in ((1.1, 2), (1.5, 5), (1.2, 10), (2, 20)) for c, d in ((0.05, 0.4), (0.01, 0.2))]
 
@@ -71,12 +72,16 @@ class Series(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One fit: points as (bytes each rank sends, ring steps, time), and the weight that leaves some of them out."""
+    """One fit: points as (bytes each rank sends, ring steps, time), and the weight that leaves some of them out.
+
+    `ceiling_bytes_per_s` bounds the bandwidths: a protocol that no point reaches would drift anywhere.
+    """
 
     traffic_bytes: np.ndarray
     steps: np.ndarray
     time_s: np.ndarray
     weight: np.ndarray
+    ceiling_bytes_per_s: np.ndarray
 
 
 def fit(path_to_tables: Path | str) -> list[CollectiveRow]:
@@ -162,7 +167,8 @@ def problem(members: Sequence[Series], pooled: bool) -> Problem:
     traffic = [m.size_bytes * algorithm_factor(m.op, m.group) for m in members]
     steps = [np.full(len(m.size_bytes), float(algorithm_steps(m.op, m.group) if pooled else 0)) for m in members]
     times = np.concatenate([m.time_s for m in members])
-    return Problem(np.concatenate(traffic), np.concatenate(steps), times, np.ones(len(times)))
+    sent = np.concatenate(traffic)
+    return Problem(sent, np.concatenate(steps), times, np.ones(len(times)), CEILING * np.max(sent / times))
 
 
 def grouped(series: Iterable[Series]) -> list[list[Series]]:
@@ -173,22 +179,33 @@ def grouped(series: Iterable[Series]) -> list[list[Series]]:
     return list(together.values())
 
 
-def predict_s(constants: Float[Array, "nine"], traffic: Float[Array, "point"], steps: Float[Array, "point"]) -> Array:
-    """Seconds by point; `constants` are the logarithms of three latencies, three hops, three bandwidths."""
-    a, hop, bandwidth = jnp.split(jnp.exp(constants), 3)
+def predict_s(
+    constants: tuple[Float[Array, "3"], Float[Array, "3"], Float[Array, "3"]],
+    traffic: Float[Array, "point"],
+    steps: Float[Array, "point"],
+) -> Float[Array, "point"]:
+    """Seconds by point from three latencies, three hops and three bandwidths."""
+    a, hop, bandwidth = constants
     return soft_min(a + steps[:, None] * hop + traffic[:, None] / bandwidth)
 
 
+def _unpack(free: Float[Array, "nine"], ceiling: Float[Array, ""]) -> tuple[Array, Array, Array]:
+    """Constants from nine free numbers: exponentials, the bandwidths folded below the ceiling."""
+    a, hop, bandwidth = jnp.split(jnp.exp(free), 3)
+    return a, hop, ceiling * bandwidth / (1.0 + bandwidth)
+
+
 def solve(problems: Sequence[Problem]) -> np.ndarray:
-    """Best constants (logarithms) of each problem: Adam from `STARTS`, all problems in one compiled batch."""
+    """Best constants of each problem, `[fit, 3, protocol]`: Adam from `STARTS`, all problems in one compiled batch."""
     width = max(len(p.time_s) for p in problems)
     padded = [
         np.stack([np.pad(getattr(p, name), (0, width - len(p.time_s)), constant_values=fill) for p in problems])
         for name, fill in (("traffic_bytes", 1.0), ("steps", 0.0), ("time_s", 1.0), ("weight", 0.0))
     ]
     starts = np.stack([_starts(p) for p in problems])
+    ceilings = np.array([p.ceiling_bytes_per_s for p in problems])
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer count
-        constants, loss = _solve(*(jnp.asarray(x) for x in (starts, *padded)))
+        constants, loss = _solve(*(jnp.asarray(x) for x in (starts, *padded, ceilings)))
         best = np.argmin(np.asarray(loss), axis=1)
         return np.asarray(constants)[np.arange(len(problems)), best]
 
@@ -200,54 +217,57 @@ def _solve(
     steps: Float[Array, "fit point"],
     time_s: Float[Array, "fit point"],
     weight: Float[Array, "fit point"],
-) -> tuple[Float[Array, "fit start nine"], Float[Array, "fit start"]]:
+    ceiling: Float[Array, "fit"],
+) -> tuple[Float[Array, "fit start 3 protocol"], Float[Array, "fit start"]]:
     optimiser = optax.adam(optax.cosine_decay_schedule(LEARNING_RATE, STEPS))
 
-    def one(start: Array, traffic: Array, steps: Array, time_s: Array, weight: Array) -> tuple[Array, Array]:
-        def loss(constants: Array) -> Array:
-            error = jnp.log(predict_s(constants, traffic, steps)) - jnp.log(time_s)
+    def one(
+        start: Array, traffic: Array, steps: Array, time_s: Array, weight: Array, ceiling: Array
+    ) -> tuple[Array, Array]:
+        def loss(free: Array) -> Array:
+            error = jnp.log(predict_s(_unpack(free, ceiling), traffic, steps)) - jnp.log(time_s)
             return jnp.sum(weight * optax.losses.huber_loss(error, delta=HUBER_LOG_ERROR)) / jnp.sum(weight)
 
         def step(carry: tuple[Array, optax.OptState], _: None) -> tuple[tuple[Array, optax.OptState], None]:
-            constants, state = carry
-            updates, state = optimiser.update(jax.grad(loss)(constants), state)
-            return (constants + updates, state), None
+            free, state = carry
+            updates, state = optimiser.update(jax.grad(loss)(free), state)
+            return (free + updates, state), None
 
-        (constants, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), None, length=STEPS)
-        return constants, loss(constants)
+        (free, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), None, length=STEPS)
+        return jnp.stack(_unpack(free, ceiling)), loss(free)
 
-    over_starts = jax.vmap(one, in_axes=(0, None, None, None, None))
-    return jax.vmap(over_starts)(starts, traffic, steps, time_s, weight)
+    over_starts = jax.vmap(one, in_axes=(0, None, None, None, None, None))
+    return jax.vmap(over_starts)(starts, traffic, steps, time_s, weight, ceiling)
 
 
 def _starts(p: Problem) -> np.ndarray:
     kept = p.weight > 0
     latency = p.time_s[kept].min()
-    bandwidth = (p.traffic_bytes / p.time_s)[kept].max()
     hop = 0.05 * latency
-    return np.log(
-        [
-            [0.9 * latency, a * latency, b * latency, hop, hop, hop, c * bandwidth, d * bandwidth, 1.05 * bandwidth]
-            for a, b, c, d in STARTS
-        ]
-    )
+    starts = []
+    for a, b, c, d in STARTS:
+        shares = np.array([c, d, 1.0]) / CEILING
+        starts.append(np.log([0.9 * latency, a * latency, b * latency, hop, hop, hop, *(shares / (1 - shares))]))
+    return np.stack(starts)
 
 
 def mean_error(constants: np.ndarray, p: Problem, weight: np.ndarray) -> float:
     """Weighted mean absolute relative error of a fit."""
     with jax.enable_x64(True):
-        predicted = np.asarray(predict_s(jnp.asarray(constants), jnp.asarray(p.traffic_bytes), jnp.asarray(p.steps)))
+        a, hop, bandwidth = (jnp.asarray(x) for x in constants)
+        traffic, steps = jnp.asarray(p.traffic_bytes), jnp.asarray(p.steps)
+        predicted = np.asarray(predict_s((a, hop, bandwidth), traffic, steps))
     return float(np.sum(weight * np.abs(predicted / p.time_s - 1)) / np.sum(weight))
 
 
 def row(one: Series, group: int, constants: np.ndarray, whole: Problem, held_out_error: float | None) -> CollectiveRow:
     """One row of the table, constants to four digits, protocols by rising bandwidth."""
-    a, hop, bandwidth = np.exp(constants).reshape(3, 3)
+    a, hop, bandwidth = constants
     order = np.argsort(bandwidth, kind="stable")
     four = [triple(float(f"{x:.4g}") for x in values[order]) for values in (a, hop, bandwidth)]
     if group != ANY_GROUP:
         four[1] = (0.0, 0.0, 0.0)
-    error = mean_error(np.log(np.maximum(np.array(four), 1e-300)).ravel(), whole, whole.weight)
+    error = mean_error(np.array(four), whole, whole.weight)
     return CollectiveRow(
         one.family, one.library, one.op, group, *four, len(whole.time_s), round(error, 4),
         None if held_out_error is None else round(held_out_error, 4), one.source,

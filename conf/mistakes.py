@@ -56,7 +56,8 @@ def unknown_key(key: str) -> str:
     parent = key.rpartition(".")[0]
     siblings = [leaf(k) for k in known if k.rpartition(".")[0] == parent]
     if parent and siblings:
-        found = [f"{parent}.{name}" for name in nearest(leaf(key), siblings, 1)]
+        initials = [name for name in siblings if "".join(word[0] for word in name.split("_")) == leaf(key)]
+        found = [f"{parent}.{name}" for name in initials or nearest(leaf(key), siblings, 1)]
         elsewhere = [k for k in known if leaf(k) == leaf(key)]
         found = found or elsewhere
         return f"unknown key {key}" + (did_you_mean(found) if found else f": {parent} has {', '.join(siblings)}.")

@@ -55,7 +55,11 @@ def sweep_folder(overrides: list[str]) -> tuple[list[str], Path]:
 
 def launch(prepared: list[str], folder: Path, jobs: list[SweepJob], announce: bool) -> None:
     """Hand the sweep to Hydra, whose launcher runs `run_job` here, in other processes or on a cluster."""
+    import dataclasses
+
     import hydra
+
+    from sim.report.results import SUMMARY, write_failure
 
     global ANNOUNCE
     ANNOUNCE = announce
@@ -65,9 +69,10 @@ def launch(prepared: list[str], folder: Path, jobs: list[SweepJob], announce: bo
         hydra.main(version_base=None, config_path="pkg://conf", config_name="config")(run_job)()
     finally:
         sys.argv = before
-    missing = [number for number in range(len(jobs)) if not (folder / str(number) / "summary.json").is_file()]
-    if len(missing) == len(jobs):
-        raise RuntimeError(f"the launcher ran none of the {len(jobs)} jobs")
+    for number, job in enumerate(jobs):
+        if not (folder / str(number) / SUMMARY).is_file():
+            reason = "the job left no result: its process was ended"
+            write_failure(folder / str(number), "missing", reason, dataclasses.asdict(job.conf), job.overrides)
 
 
 def run_job(config: Any) -> str:

@@ -1,8 +1,9 @@
 """A server's command line: `vllm serve`, `sglang serve` or `trtllm-serve`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from conf.files import by_hf_id, choices, looks_like_file
 from conf.mistakes import did_you_mean, nearest
@@ -89,6 +90,25 @@ def serve(command: str, engine: str | None = None) -> Translation:
     apply(given, program, RULES, out)
     if program != SERVE:
         out.notes.append(f"{program} {ONLY_MEMORY}")
+    return out
+
+
+def engine_overrides(arguments: Mapping[str, Any]) -> Translation:
+    """Translate the arguments of vLLM's engine in Python (`tensor_parallel_size=2`), the model apart.
+
+    None means the default. An argument that is no flag known here is left out and said.
+    """
+    names, _ = table(SERVE)
+    given, out = Given(), Translation()
+    for argument, value in arguments.items():
+        name = argument.replace("_", "-")
+        if value is None or name == "model":
+            continue
+        if name in names:
+            given.flags[names[name].name] = value
+        else:
+            out.ignored.append((argument, "not a setting known here"))
+    apply(given, SERVE, RULES, out)
     return out
 
 

@@ -119,8 +119,6 @@ def _not_modelled(
         yield "speculative decoding: draft layers are not run"
     if model.is_moe:
         yield "uneven expert load"
-    if attention_family(device)["wave"] and not any(isinstance(layer.mixer, MLA) for layer in model.layers):
-        yield "keys re-read from memory when a mixed batch's context exceeds the last-level cache"
     if any(isinstance(layer.mixer, Recurrent) for layer in model.layers):
         yield "state layers' scan at its own rate: a quarter of the matrix ceiling is assumed"
     if deployment.tensor_parallel > 1:

@@ -87,9 +87,11 @@ def resolve_engine(
     """Fill every value of `conf` by the rules of its engine version; `origin` says where each came from.
 
     If `conf.profile` is not that of the version (or none is loaded), the nearest earlier shipped profile is taken,
-    with a note. ValueError, one sentence each: unknown engine, usage, KV type or graph mode; limits, lengths, block
-    size or fractions out of range.
+    with a note. ValueError, one sentence each: a parallel shape that does not divide the model; unknown engine, usage,
+    KV type or graph mode; limits, lengths, block size or fractions out of range.
     """
+    tensor, pipeline = deployment.tensor_parallel, deployment.pipeline_parallel
+    model.check(tensor, pipeline, tensor if deployment.expert_parallel else 1)
     found = load_engine(conf.name, conf.version).profile
     profile = conf.profile if conf.profile.version == found.version else found
     exact = version_key(profile.version) == version_key(conf.version)
@@ -121,26 +123,25 @@ def resolve_engine(
     choose("max_num_batched_tokens", conf.max_num_batched_tokens, tokens, why)
     choose("max_num_seqs", conf.max_num_seqs, seqs, why)
     chunked = choose("chunked_prefill", conf.enable_chunked_prefill, True)
-    _check_limits(profile, tokens, seqs, length, chunked)
+    _check_limits(conf, profile, tokens, seqs, length, chunked)
     top = _graph_top(profile, device, deployment)
     fraction = profile.default_gpu_memory_utilization or static_fraction(
         device.memory_bytes / MIB,
         tokens,
-        deployment.tensor_parallel * deployment.pipeline_parallel,
+        tensor * pipeline,
         min(top, seqs),
         any(layer.mixer.cache(1, 2.0).kind == "mla" for layer in model.layers),
     )
     utilization = choose("gpu_memory_utilization", conf.gpu_memory_utilization, fraction)
     _check_memory(conf, utilization)
     asynchronous = choose("async_scheduling", conf.async_scheduling, profile.async_by_default)
-    pipeline = deployment.pipeline_parallel
     mode, sizes = _graphs(conf, profile, top, tokens, seqs)
     for key, given in (("graph_mode", conf.cudagraph_mode), ("graph_sizes", conf.cudagraph_capture_sizes)):
         origin[key] = "user" if given is not None or conf.enforce_eager else f"{label} default"
     if conf.max_cudagraph_capture_size is not None or conf.cuda_graph_sizes is not None:
         origin["graph_sizes"] = "user"
     kv_bytes = _kv_bytes(conf.kv_cache_dtype, model)
-    block_size, origin["block_size"] = _block_size(conf, model, deployment.tensor_parallel, kv_bytes)
+    block_size, origin["block_size"] = _block_size(conf, model, tensor, kv_bytes)
     origin["kv_cache_dtype"] = "model" if conf.kv_cache_dtype == "auto" else "user"
     return EngineSettings(
         name=conf.name,
@@ -179,9 +180,12 @@ def _length(conf: EngineConf, model: ModelSpec) -> int:
     return conf.max_model_len
 
 
-def _check_limits(profile: EngineProfile, tokens: int, seqs: int, length: int, chunked: bool) -> None:
-    for key, value in (("max_num_batched_tokens", tokens), ("max_num_seqs", seqs)):
-        if value < 1:
+def _check_limits(conf: EngineConf, profile: EngineProfile, tokens: int, seqs: int, length: int, chunked: bool) -> None:
+    for key, value in (
+        ("max_num_batched_tokens", conf.max_num_batched_tokens),
+        ("max_num_seqs", conf.max_num_seqs),
+    ):
+        if value is not None and value < 1:
             raise ValueError(f"{key} must be at least 1, got {value}: change engine.{key}")
     if profile.memory_rule == "vllm" and tokens < seqs:
         raise ValueError(

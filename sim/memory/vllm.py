@@ -7,7 +7,6 @@ from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
 from sim.memory.activation import peak_activation
 from sim.memory.terms import Term, term
-from sim.memory.weights import loaded_bytes
 from sim.model.attention import MLA
 from sim.model.spec import Layer, ModelSpec
 from sim.units import GIB
@@ -21,7 +20,7 @@ def vllm_terms(
     ep = tp if deployment.expert_parallel else 1
     profile, constants = engine.profile, engine.profile.memory
     layers = model.stages(pp)[stage]
-    weights = loaded_bytes(model, tp, pp, ep)[stage]
+    weights = model.weight_bytes(tp, pp, ep)[stage]
     peak = peak_activation(model, engine, deployment, stage)
     known = f"{engine.name} {profile.version} profile"
     label = "reported" if not device.memory_bytes_estimated else "estimated"

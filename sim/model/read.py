@@ -16,6 +16,7 @@ from sim.model.spec import ModelConf, ModelSpec
 from sim.model.towers import tower_params
 
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 CATALOGUE = Path(__file__).resolve().parents[2] / "conf" / "model"
 
 
@@ -118,7 +119,8 @@ def load_model(name_or_path: str, dtype: str = "auto", quantization: str | None 
             raise ValueError(f"model path {name_or_path}: the folder holds no config.json.")
     if not path.is_file():
         known = catalogue()
-        slug = by_hub_name().get(name_or_path.lower(), name_or_path.lower())
+        slug = name_or_path.lower()
+        slug = by_hub_name().get(slug, slug) if "/" in slug else slug
         if slug in known:
             path = known[slug]
         elif path.suffix in (".json", ".yaml", ".yml"):
@@ -162,14 +164,20 @@ def catalogue() -> dict[str, Path]:
 
 def by_hub_name() -> dict[str, str]:
     """Names in the catalogue by lower-case HuggingFace name."""
-    hubs = {slug: _parse(path).get("hf_id", "") for slug, path in catalogue().items()}
-    return {hub.lower(): slug for slug, hub in hubs.items() if hub}
+    hubs = {}
+    for slug, path in catalogue().items():
+        # one line of each file: parsing all of them takes a second
+        lines = path.read_text(encoding="utf-8").splitlines()
+        hub = next((line.removeprefix("hf_id:").strip(" '\"") for line in lines if line.startswith("hf_id:")), "")
+        if hub:
+            hubs[hub.lower()] = slug
+    return hubs
 
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        values = json.loads(text) if path.suffix == ".json" else yaml.load(text, LOADER)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:

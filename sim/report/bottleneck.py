@@ -193,7 +193,7 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
             "workload.rate or workload.concurrency: a larger batch reads the same weights once, "
             "so more load costs little TPOT."
             if rows < 16
-            else "a quantised model or engine.kv_cache_dtype=fp8 (fewer bytes per step), "
+            else "model.quantization=fp8 or engine.kv_cache_dtype=fp8 (fewer bytes per step), "
             "or deployment.tensor_parallel (more bandwidth per request)."
         ),
         evidence,

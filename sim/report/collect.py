@@ -35,12 +35,15 @@ COLUMNS = (
     "preemptions",
     "usd_per_1m_output_tokens",
     "bottleneck",
-    "engine",
-    "model",
-    "device",
-    "seed",
+    "model_name",
+    "device_name",
+    "simulated_by",
+    "run_seed",
     "workload_digest",
 )
+
+# Named apart from the overrides that chose them (model=..., seed=...), which have columns of their own.
+RENAMED = {"model_name": "model", "device_name": "device", "simulated_by": "engine", "run_seed": "seed"}
 
 SHOWN = (
     ("output_throughput", "out tok/s"),
@@ -96,7 +99,7 @@ def _row(path: Path, root: Path) -> dict[str, Any]:
             fields = {}
             row |= {"status": "unreadable", "reason": f"{SUMMARY} is not a summary of ours ({type(error).__name__})"}
     for name in COLUMNS:
-        row[name] = fields.get(name)
+        row[name] = fields.get(RENAMED.get(name, name))
     row["bottleneck"] = (fields.get("bottleneck") or {}).get("kind")
     row["workload_digest"] = (fields.get("workload") or {}).get("digest")
     return row

@@ -126,10 +126,10 @@ def check_slo(slo_ms: dict[str, float]) -> dict[str, float]:
     for name, bound in slo_ms.items():
         if name not in SLO_METRICS:
             raise ValueError(
-                f"slo wants bounds in ms for {', '.join(SLO_METRICS)}, got {name!r}; change the key slo.{name}"
+                f"slo wants bounds in ms for {', '.join(SLO_METRICS)}, got {name!r}; change the key slo.{name}_ms"
             )
         if not (isinstance(bound, int | float) and bound > 0 and np.isfinite(bound)):
-            raise ValueError(f"slo.{name} wants a positive number of milliseconds, got {bound!r}")
+            raise ValueError(f"slo.{name}_ms wants a positive number of milliseconds, got {bound!r}")
     return slo_ms
 
 

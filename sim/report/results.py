@@ -86,17 +86,17 @@ def check_folder(folder: str | Path) -> None:
     """Raise `ValueError` if results can not go there: call it before a long run."""
     path = Path(folder)
     if path.exists() and not path.is_dir():
-        raise ValueError(f"the results folder {path} is a file; choose another with hydra.run.dir")
+        raise ValueError(f"the results folder {path} is a file; choose another with results=FOLDER")
     if path.is_dir() and not (path / SUMMARY).is_file() and (others := _others(path)):
         raise ValueError(
             f"the results folder {path} wants to be empty or an earlier result, got {others[0].name!r} in it; "
-            "choose another with hydra.run.dir"
+            "choose another with results=FOLDER"
         )
     if (path / SUMMARY).is_file() and SCHEMA.split("/")[0] not in (path / SUMMARY).read_text(
         encoding="utf-8", errors="replace"
     ):
         raise ValueError(
-            f"the results folder {path} holds a {SUMMARY} that is not ours; choose another with hydra.run.dir"
+            f"the results folder {path} holds a {SUMMARY} that is not ours; choose another with results=FOLDER"
         )
 
 

@@ -131,16 +131,15 @@ def emitted_per_second(requests: RequestTable, steps: StepTable | None, edges_ns
 
     From the steps, or, without steps, each answer spread evenly from its first token to its last.
     """
-    width_s = np.diff(edges_ns) / NS_PER_S
+    # Cumulative counts at the edges: a token at an edge belongs to the bin it closes, as a sampler would count it.
     if steps is not None and len(steps):
-        counts, _ = np.histogram(
-            np.asarray(steps.end_ns, float), bins=edges_ns, weights=np.asarray(steps.emitting, float)
-        )
-        return counts / width_s
-    done = np.asarray(requests.finish_ns) >= 0
-    first, finish = np.asarray(requests.first_token_ns, float)[done], np.asarray(requests.finish_ns, float)[done]
-    rest = np.asarray(requests.output_tokens, float)[done] - 1
-    counts, _ = np.histogram(first, bins=edges_ns)
-    # Tokens emitted by time t after the first: a ramp per answer, read at the edges.
-    ramp = np.clip((edges_ns[:, None] - first) / np.maximum(finish - first, 1.0), 0, 1)
-    return (counts + np.diff(ramp @ rest)) / width_s
+        order = np.argsort(steps.end_ns, kind="stable")
+        so_far = np.concatenate([[0.0], np.cumsum(np.asarray(steps.emitting, float)[order])])
+        total = so_far[np.searchsorted(np.asarray(steps.end_ns)[order], edges_ns, side="right")]
+    else:
+        done = np.asarray(requests.finish_ns) >= 0
+        first, finish = (np.asarray(column, float)[done] for column in (requests.first_token_ns, requests.finish_ns))
+        rest = np.asarray(requests.output_tokens, float)[done] - 1
+        total = np.searchsorted(np.sort(first), edges_ns, side="right").astype(float)
+        total += np.clip((edges_ns[:, None] - first) / np.maximum(finish - first, 1.0), 0, 1) @ rest
+    return np.diff(total) / (np.diff(edges_ns) / NS_PER_S)

@@ -18,6 +18,8 @@ from sim.scan.step import Log, StepLog, iterate
 
 REFILL = 32
 """Lanes that one call of `assign` fills; a fixed number, for one compilation."""
+KEPT = 32
+"""Windows whose logs are kept whole."""
 
 
 @partial(jax.jit, static_argnames=("shape", "lengths_s", "window", "log_steps"), donate_argnames="state")
@@ -86,6 +88,38 @@ class Ended(NamedTuple):
     computed: float
 
 
+class _Logs:
+    """The logs of lanes that run. Of the last `KEPT` windows all lanes' are kept, of earlier ones only those of lanes
+    that still run, so that one long lane doesn't hold everything."""
+
+    def __init__(self, lanes: int):
+        self._first = 0
+        self._windows: list[list[np.ndarray]] = []
+        self._born = [0] * lanes
+        self._early: list[list[list[np.ndarray]]] = [[] for _ in range(lanes)]
+
+    def start(self, lane: int) -> None:
+        """A lane has got a new job."""
+        self._born[lane] = self._first + len(self._windows)
+        self._early[lane] = []
+
+    def add(self, columns: list[np.ndarray], running: np.ndarray) -> None:
+        """Keep one window's columns, `[iteration, lane]` each."""
+        self._windows.append([np.ascontiguousarray(column.T) for column in columns])
+        if len(self._windows) > KEPT:
+            oldest = self._windows.pop(0)
+            for lane in running:
+                if self._born[lane] <= self._first:
+                    self._early[lane].append([column[lane].copy() for column in oldest])
+            self._first += 1
+
+    def whole(self, lane: int) -> list[np.ndarray]:
+        """A lane's columns from its start to now."""
+        late = self._windows[max(0, self._born[lane] - self._first) :]
+        parts = self._early[lane] + [[column[lane] for column in window] for window in late]
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
 def run_units(
     packed: Packed,
     lengths_s: Callable,
@@ -103,9 +137,9 @@ def run_units(
     waiting = sorted(range(len(packed.units)), key=lambda u: packed.units[u].expected)
     workloads, prices = jax.tree.map(jnp.asarray, (packed.workloads, packed.prices))
     lanes, state = empty_lanes(shape), fresh_state(shape)
-    running = np.full(shape.lanes, -1)
+    unit = np.full(shape.lanes, -1)
     age = np.zeros(shape.lanes, np.int64)
-    logs: list[list[tuple[np.ndarray, ...]]] = [[] for _ in running]
+    logs = _Logs(shape.lanes)
     free = list(range(shape.lanes))
     windows = 0
     while waiting or len(free) < shape.lanes:
@@ -113,41 +147,38 @@ def run_units(
             index = np.full(REFILL, shape.lanes, np.int32)
             chosen = np.zeros(REFILL, np.int64)
             for i in range(min(REFILL, len(waiting), len(free))):
-                index[i], chosen[i] = free.pop(), waiting.pop()
-                running[index[i]], age[index[i]] = chosen[i], 0
+                lane, chosen[i] = free.pop(), waiting.pop()
+                index[i], unit[lane], age[lane] = lane, chosen[i], 0
+                logs.start(lane)
             jobs = Lanes(**{name: packed.columns[name][chosen] for name in Lanes._fields})
             lanes, state = assign(shape, index, jobs, packed.columns["blocks"][chosen], lanes, state)
         state, log = advance(shape, lengths_s, window, log_steps, lanes, workloads, prices, state)
         windows += 1
         age += window
-        columns = [np.ascontiguousarray(np.asarray(column).T) for column in jax.tree.leaves(log)]
+        logs.add([np.asarray(column) for column in jax.tree.leaves(log)], np.flatnonzero(unit >= 0))
         time_ns, computed, finished, blocks = (
-            np.array(getattr(state, name)) for name in ("time_ns", "computed", "finished", "free")
+            np.array(column) for column in (state.time_ns, state.computed, state.finished, state.free)
         )
-        for lane in np.flatnonzero(running >= 0):
-            unit = int(running[lane])
-            logs[lane].append(tuple(column[lane].copy() for column in columns))
-            done = finished[lane] == packed.columns["requests"][unit]
-            status = _status(float(time_ns[lane]), float(computed[lane]), bool(done), age[lane] >= max_iterations)
-            if status is None:
-                continue
-            whole = [np.concatenate(parts) for parts in zip(*logs[lane], strict=True)]
-            steps = dict(zip(StepLog._fields, whole[2:], strict=True)) if log_steps else None
-            on_end(Ended(unit, status, whole[0], whole[1], steps, int(blocks[lane]), int(finished[lane]), computed[lane]))
-            logs[lane] = []
-            running[lane] = -1
-            free.append(int(lane))
+        status = np.full(shape.lanes, -1)
+        status[age >= max_iterations] = Status.ITERATIONS_USED_UP
+        status[finished == packed.columns["requests"][unit]] = Status.OK
+        status[time_ns >= MAX_CLOCK_NS] = Status.CLOCK_OVERFLOW
+        status[~((time_ns >= 0) & (time_ns < np.inf))] = Status.BAD_PRICE
+        status[np.isnan(computed)] = Status.TOO_MANY_SLOTS
+        for lane in np.flatnonzero((status >= 0) & (unit >= 0)).tolist():
+            columns = logs.whole(lane)
+            on_end(
+                Ended(
+                    unit=int(unit[lane]),
+                    status=Status(int(status[lane])),
+                    time_ns=columns[0],
+                    event=columns[1],
+                    steps=dict(zip(StepLog._fields, columns[2:], strict=True)) if log_steps else None,
+                    free_blocks=int(blocks[lane]),
+                    finished=int(finished[lane]),
+                    computed=float(computed[lane]),
+                )
+            )
+            unit[lane] = -1
+            free.append(lane)
     return windows * window
-
-
-def _status(time_ns: float, computed: float, done: bool, too_old: bool) -> Status | None:
-    """How a lane has ended, or None if it goes on."""
-    if np.isnan(computed):
-        return Status.TOO_MANY_SLOTS
-    if not np.isfinite(time_ns) or time_ns < 0:
-        return Status.BAD_PRICE
-    if time_ns >= MAX_CLOCK_NS:
-        return Status.CLOCK_OVERFLOW
-    if done:
-        return Status.OK
-    return Status.ITERATIONS_USED_UP if too_old else None

@@ -13,7 +13,7 @@ from sim.scan.state import PAD_ROWS, Lanes, Prices, Shape, Workloads
 
 
 EAGER = 0
-SMALLEST = {"lanes": 8, "rows": 64, "slots": 32, "ring": 64, "phases": 16, "tokens": 1024, "workload_rows": 256}
+SMALLEST = {"lanes": 8, "rows": 64, "slots": 32, "ring": 64, "phases": 16, "tokens": 1024, "tables": 4, "table_rows": 256, "workload_rows": 4096}
 """Sizes are powers of two from here on (`tokens`: multiples), so that different sweeps share a compilation."""
 
 
@@ -135,27 +135,28 @@ def _prices(jobs: Sequence[LaneJob], tables: Sequence[PriceTable]) -> tuple[Pric
     """All different (price table, capture list) pairs, and which one each of `jobs` uses."""
     unit = SMALLEST["tokens"]
     tokens = -(-(max((job.max_num_batched_tokens for job in jobs), default=1) + 1) // unit) * unit
-    rows = power_of_two(max((job.max_num_seqs for job in jobs), default=1) + 1, SMALLEST["slots"])
-    keys: dict[tuple, int] = {}
-    by_tokens, graphs, chosen = [], [], []
-    for job in jobs:
-        key = (job.table, job.graph_mode, tuple(job.graph_sizes), job.max_num_batched_tokens)
-        if key not in keys:
-            keys[key] = len(graphs)
-            graph = graph_table(job.graph_mode, job.graph_sizes, job.max_num_batched_tokens)
-            by_tokens.append(_padded_end(_price(tables[job.table], graph, job), tokens))
-            graphs.append(graph)
-        chosen.append(keys[key])
+    rows = power_of_two(max((job.max_num_seqs for job in jobs), default=1) + 1, SMALLEST["table_rows"])
+    keys = [(job.table, job.graph_mode, tuple(job.graph_sizes)) for job in jobs]
+    index = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    budgets, seats = [0] * len(index), [0] * len(index)
+    for key, job in zip(keys, jobs, strict=True):
+        i = index[key]
+        budgets[i], seats[i] = max(budgets[i], job.max_num_batched_tokens), max(seats[i], job.max_num_seqs)
+    graphs = [graph_table(key[1], key[2], budget) for key, budget in zip(index, budgets, strict=True)]
+    by_tokens = [
+        _padded_end(_price(tables, key[0], graph, most), tokens)
+        for key, graph, most in zip(index, graphs, seats, strict=True)
+    ]
     plans = power_of_two(len(tables), 1)
     by_rows = [_padded_end(table.row_s[None, :rows], rows)[0] for table in tables]
     terms = stack_terms([table.lengths for table in tables] + [tables[0].lengths] * (plans - len(tables)))
-    empty = [np.zeros((2, tokens))] * (power_of_two(len(by_tokens), 1) - len(by_tokens))
+    empty = [np.zeros((2, tokens))] * (power_of_two(len(by_tokens), SMALLEST["tables"]) - len(by_tokens))
     prices = Prices(
         token_s=np.stack([*by_tokens, *empty]),
         row_s=np.stack(by_rows + [by_rows[0]] * (plans - len(tables))),
         terms=terms,
     )
-    return prices, graphs, chosen
+    return prices, graphs, [index[key] for key in keys]
 
 
 def graph_table(mode: str, sizes: Sequence[int], max_tokens: int) -> Graphs:
@@ -166,12 +167,12 @@ def graph_table(mode: str, sizes: Sequence[int], max_tokens: int) -> Graphs:
     return Graphs(padded=np.where(modes == EAGER, tokens, sizes_up), mode=modes)
 
 
-def _price(table: PriceTable, graph: Graphs, job: LaneJob) -> np.ndarray:
+def _price(tables: Sequence[PriceTable], index: int, graph: Graphs, most_rows: int) -> np.ndarray:
     """Seconds by scheduled tokens, `[2, tokens]`, of a plan with a capture list."""
-    widest, most_rows = int(graph.padded.max()), job.max_num_seqs
+    table, widest = tables[index], int(graph.padded.max())
     if table.token_s.shape[1] <= widest or len(table.row_s) <= most_rows:
         raise ValueError(
-            f"price table {job.table} must cover {widest} tokens and {most_rows} rows, it ends at "
+            f"price table {index} must cover {widest} tokens and {most_rows} rows, it ends at "
             f"{table.token_s.shape[1] - 1} and {len(table.row_s) - 1}: make it for the largest "
             "max_num_batched_tokens and max_num_seqs"
         )

@@ -6,12 +6,15 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sim.hardware.collective_table import ANY_GROUP, SHARPNESS, shipped_rows
 from sim.hardware.collectives import LIBRARIES, OPERATIONS, algorithm_factor, algorithm_steps, collective_constants
 from sim.hardware.read import list_devices, load_device
 from sim.hardware.spec import LinkConf
+
+
+DEVICES = {name: load_device(name) for name in list_devices()}
 
 
 def seconds(constants, size_bytes):
@@ -111,6 +114,7 @@ def test_one_rank_costs_nothing():
     assert constants.a_s == (0.0, 0.0, 0.0) and constants.factor == 0
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(list_devices()),
     st.sampled_from(OPERATIONS),
@@ -118,7 +122,7 @@ def test_one_rank_costs_nothing():
     st.sampled_from(LIBRARIES),
 )
 def test_every_device_has_sane_constants(name, op, group, library):
-    device = load_device(name)
+    device = DEVICES[name]
     constants = collective_constants(device, op, group, library)
     fastest = max(device.scale_up.bytes_per_s, device.pcie.bytes_per_s, device.nic.bytes_per_s)
     assert all(1e-6 < a < 5e-3 for a in constants.a_s)

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -18,7 +19,7 @@ from sim.deployment.engine import EngineConf
 from sim.deployment.settings import load_engine, resolve_engine
 from sim.hardware.read import load_device
 from sim.memory import memory_budget, request_shape
-from sim.model.read import by_hub_name, load_model, read_model
+from sim.model.read import by_hub_name, catalogue, load_model, read_model
 from sim.units import GIB
 
 
@@ -34,13 +35,22 @@ DEVICES = {"H100": "h100-sxm", "RTX PRO 6000": "rtx-pro-6000", "RTX A6000": "rtx
 WEIGHTS = {"bf16;w=fp8": "fp8"}
 
 
+device_of = cache(load_device)
+
+
+@cache
+def hub_names() -> dict[str, str]:
+    return by_hub_name()
+
+
+@cache
 def model_of(name: str, dtype: str = "bf16"):
     """The model of a log; None if we do not describe it."""
     precision, quantization = "float32" if dtype == "fp32" else "auto", WEIGHTS.get(dtype)
     if name in CONFIGS:
         return read_model(CONFIGS[name], name, precision, quantization)
-    slug = ALIASES.get(name) or by_hub_name().get(name.lower())
-    return None if slug is None else load_model(slug, precision, quantization)
+    slug = ALIASES.get(name) or hub_names().get(name.lower())
+    return None if slug is None else load_model(str(catalogue()[slug]), precision, quantization)
 
 
 def read_cases(path: Path) -> dict[str, dict]:
@@ -63,7 +73,7 @@ def budget_of(case: dict):
     version = re.match(r"\d+\.\d+(\.\d+)?", case["engine_version"])
     if model is None or device_name is None or version is None or case["engine"] != "vllm":
         return None
-    device = load_device(device_name)
+    device = device_of(device_name)
     total = re.search(r"\(([\d.]+) GiB\)", case["hardware"])
     if total:
         device = replace(device, memory_bytes=float(total[1]) * GIB, memory_bytes_estimated=False)
@@ -159,7 +169,7 @@ def test_tokens_follow_from_the_printed_memory(cases):
 
 
 def resolve_case_engine(case: dict):
-    model, device = model_of(case["model"], case["dtype"]), load_device("h100-sxm")
+    model, device = model_of(case["model"], case["dtype"]), device_of("h100-sxm")
     conf = EngineConf(
         version="0.19.0",
         max_model_len=int(case["max_model_len"]),
@@ -222,7 +232,7 @@ def test_logged_blocks_of_a_2026_server(shared):
     """Eight runs with 128 sequences and 2,048 tokens on H100 (version unstated, of early 2026; utilization 0.9)."""
     with (shared / "data/cases/vllm_kv_blocks.csv").open() as file:
         logged = {(row["model"], int(row["tp"])): int(row["total_kv_blocks_16tok"]) for row in csv.DictReader(file)}
-    device, errors = load_device("h100-sxm"), {}
+    device, errors = device_of("h100-sxm"), {}
     for (name, tp), blocks in logged.items():
         model = model_of(name)
         if model is None:
@@ -237,7 +247,7 @@ def test_logged_blocks_of_a_2026_server(shared):
 
 
 def test_sglang_and_tensorrt_llm(cases):
-    h100 = load_device("h100-sxm")
+    h100 = device_of("h100-sxm")
     qwen, llama = model_of("Qwen/Qwen3-235B-A22B-FP8"), model_of("nvidia/Llama-3.1-8B-Instruct-FP8")
     four = DeploymentConf(tensor_parallel=4)
     conf = replace(load_engine("sglang"), gpu_memory_utilization=0.93)

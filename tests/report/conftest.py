@@ -206,7 +206,7 @@ def run_toy(
                 ),
             ),
             device_bytes=79.19 * GIB,
-            verdict=f"It fits: {blocks * block} tokens of KV cache per replica.",
+            verdict=f"fits: {blocks} blocks of {block} tokens",
         ),
         workload=Workload(
             name="toy-lognormal",

@@ -22,7 +22,11 @@ def costs(**parts):
         ({"blocks": 700, "rate": 20.0}, "kv-bound", "engine.gpu_memory_utilization"),
         ({"budget": 96, "rate": 40.0, "blocks": 60000, "seats": 256}, "prefill-bound", "engine.max_num_batched_tokens"),
         ({"rate": 12.0, "blocks": 60000, "seats": 256}, "bandwidth-bound", "workload.rate"),
-        ({"price": costs(gemm_s=4e-3, launch_s=3e-3), "seats": 999, "blocks": 60000}, "launch-bound", "engine.enforce_eager"),
+        (
+            {"price": costs(gemm_s=4e-3, launch_s=3e-3), "seats": 999, "blocks": 60000},
+            "launch-bound",
+            "engine.enforce_eager",
+        ),
         (
             {"price": costs(gemm_s=4e-3, collective_s=4e-3), "seats": 999, "blocks": 60000},
             "communication-bound",

@@ -13,7 +13,9 @@ from sim.report.results import write_failure, write_results
 def sweep(toy, tmp_path_factory):
     root = tmp_path_factory.mktemp("sweep")
     for i, seats in enumerate((4, 32)):
-        write_results(toy(requests=30, seats=seats), root / str(i), overrides=["model=toy", f"engine.max_num_seqs={seats}"])
+        write_results(
+            toy(requests=30, seats=seats), root / str(i), overrides=["model=toy", f"engine.max_num_seqs={seats}"]
+        )
     reason = "Weights need 15 GiB, the device has 12 GiB."
     write_failure(root / "2", "infeasible", reason, {}, ["model=toy", "engine.max_num_seqs=64"])
     for name in ("10", "11"):

@@ -77,7 +77,11 @@ def test_goodput_is_none_without_bounds(three):
 
 @pytest.mark.parametrize(
     ("slo", "message"),
-    [({"ttf": 1}, "got 'ttf'"), ({"ttft": 0}, "positive number of milliseconds, got 0"), ({"tpot": float("nan")}, "nan")],
+    [
+        ({"ttf": 1}, "got 'ttf'"),
+        ({"ttft": 0}, "positive number of milliseconds, got 0"),
+        ({"tpot": float("nan")}, "nan"),
+    ],
 )
 def test_malformed_slo(slo, message):
     with pytest.raises(ValueError, match=message):
@@ -100,7 +104,14 @@ def test_nothing_finished_gives_none_everywhere(three):
     empty = np.array([], np.int64)
     found = measure(three(requests=requests, steps=steps, itl_ns=empty, itl_count=empty, slo_ms={"ttft": 1}))
     assert (found.completed, found.failed, found.steps, found.peak_concurrent_requests) == (0, 3, 0, 0)
-    for name in ("duration_s", "request_throughput", "usd_per_1m_total", "kv_usage_mean", "busy_share", "request_goodput"):
+    for name in (
+        "duration_s",
+        "request_throughput",
+        "usd_per_1m_total",
+        "kv_usage_mean",
+        "busy_share",
+        "request_goodput",
+    ):
         assert getattr(found, name) is None
     assert all(latency.mean_s is None for latency in found.latency.values())
 

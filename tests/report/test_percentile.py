@@ -7,9 +7,9 @@ from hypothesis import given, strategies as st
 from sim.report.percentile import distribution, weighted_percentiles
 
 
-SAMPLES = st.lists(
-    st.tuples(st.floats(0, 1e4, allow_nan=False), st.integers(0, 20)), min_size=1, max_size=30
-).filter(lambda pairs: sum(count for _, count in pairs) > 0)
+SAMPLES = st.lists(st.tuples(st.floats(0, 1e4, allow_nan=False), st.integers(0, 20)), min_size=1, max_size=30).filter(
+    lambda pairs: sum(count for _, count in pairs) > 0
+)
 
 
 @given(SAMPLES, st.lists(st.floats(0, 100), min_size=1, max_size=4))

@@ -10,8 +10,8 @@ import yaml
 
 from sim.report import results
 from sim.report.metrics import latencies
-from sim.report.results import check_folder, write_failure, write_results
 from sim.report.result import FINISHED, REJECTED
+from sim.report.results import check_folder, write_failure, write_results
 
 
 FILES = {

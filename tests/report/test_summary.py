@@ -13,13 +13,41 @@ from sim.report.result import REJECTED, MemoryReport, MemoryTerm
 from sim.report.summary import LATENCIES, failure_summary, summary
 
 
-VLLM_FIELDS = (
-    "completed failed total_input total_output total_input_tokens total_output_tokens duration request_throughput "
-    "request_goodput output_throughput total_token_throughput max_output_tokens_per_s max_concurrent_requests "
-    "mean_ttft_ms median_ttft_ms std_ttft_ms percentiles_ttft_ms p99_ttft_ms mean_tpot_ms median_tpot_ms std_tpot_ms "
-    "percentiles_tpot_ms p99_tpot_ms mean_itl_ms median_itl_ms std_itl_ms percentiles_itl_ms p99_itl_ms mean_e2el_ms "
-    "median_e2el_ms std_e2el_ms percentiles_e2el_ms p99_e2el_ms"
-).split()
+VLLM_FIELDS = [
+    "completed",
+    "failed",
+    "total_input",
+    "total_output",
+    "total_input_tokens",
+    "total_output_tokens",
+    "duration",
+    "request_throughput",
+    "request_goodput",
+    "output_throughput",
+    "total_token_throughput",
+    "max_output_tokens_per_s",
+    "max_concurrent_requests",
+    "mean_ttft_ms",
+    "median_ttft_ms",
+    "std_ttft_ms",
+    "percentiles_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "median_tpot_ms",
+    "std_tpot_ms",
+    "percentiles_tpot_ms",
+    "p99_tpot_ms",
+    "mean_itl_ms",
+    "median_itl_ms",
+    "std_itl_ms",
+    "percentiles_itl_ms",
+    "p99_itl_ms",
+    "mean_e2el_ms",
+    "median_e2el_ms",
+    "std_e2el_ms",
+    "percentiles_e2el_ms",
+    "p99_e2el_ms",
+]
 
 
 def strict(text: str):
@@ -34,7 +62,11 @@ def test_vllm_names_and_values(three):
     assert set(VLLM_FIELDS) <= set(fields)
     assert (fields["completed"], fields["total_input"], fields["total_output"]) == (3, 60, 9)
     assert fields["mean_ttft_ms"] == pytest.approx(850 / 3)
-    assert fields["percentiles_itl_ms"] == [[90.0, pytest.approx(150)], [95.0, pytest.approx(175)], [99.0, pytest.approx(195)]]
+    assert fields["percentiles_itl_ms"] == [
+        [90.0, pytest.approx(150)],
+        [95.0, pytest.approx(175)],
+        [99.0, pytest.approx(195)],
+    ]
     assert fields["p99_itl_ms"] == pytest.approx(195)
     assert fields["workload"]["digest"] == "d" * 64
     assert (fields["status"], fields["engine"], fields["seed"]) == ("ok", "exact", 7)
@@ -73,7 +105,9 @@ def test_plain_values():
         "a": [3, None, True, None],
         "b": [[1, 2]],
     }
-    assert plain(MemoryReport((MemoryTerm("w", 2.0),), 3.0))["terms"] == [{"name": "w", "bytes": 2.0, "note": "", "source": ""}]
+    assert plain(MemoryReport((MemoryTerm("w", 2.0),), 3.0))["terms"] == [
+        {"name": "w", "bytes": 2.0, "note": "", "source": ""}
+    ]
     assert plain({"z", "a"}) == ["a", "z"]
     assert plain(Path("x")) == "x"
 

@@ -37,7 +37,9 @@ def test_three_requests(three):
         "graph": "eager",
     }
     # Request 0 has no queue, request 1 no decode: empty spans are left out.
-    lives = {r: [(e["name"], e["ts"], e["dur"]) for e in spans(trace, REQUESTS_PID) if e["tid"] == r + 1] for r in range(3)}
+    lives = {
+        r: [(e["name"], e["ts"], e["dur"]) for e in spans(trace, REQUESTS_PID) if e["tid"] == r + 1] for r in range(3)
+    }
     assert lives[0] == [("prefill", 0.0, 1e5), ("decode", 1e5, 4e5)]
     assert lives[1] == [("queue", 5e4, 5e4), ("prefill", 1e5, 2e5)]
     assert lives[2] == [("queue", 2e5, 3e5), ("prefill", 5e5, 2e5), ("decode", 7e5, 3e5)]

@@ -32,7 +32,7 @@ ROWS = (
 
 def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> str:
     """The page as HTML text. It asks nothing of the network, and reads without scripts but for the charts."""
-    data = to_json(chart_data(result, metrics)).replace("</", "<\\/").replace("<!--", "<\\u0021--")
+    data = embedded(chart_data(result, metrics))
     label = title(result)
     return fill(
         "page.html",
@@ -61,6 +61,11 @@ def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> s
 def asset(name: str) -> str:
     """The text of a file beside this one."""
     return (files("sim.report.page") / name).read_text(encoding="utf-8")
+
+
+def embedded(value: Any) -> str:
+    """JSON that can stand inside a script element: no `<` that could end it."""
+    return to_json(value).replace("<", "\\u003c")
 
 
 def fill(template: str, slots: dict[str, str]) -> str:
@@ -180,12 +185,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
 
 def latency_table(metrics: Metrics) -> str:
     """Every latency with its statistics, in ms."""
-    percentiles = [p for p, _ in metrics.latency["ttft"].percentiles_s]
+    # The median has its column.
+    percentiles = [p for p, _ in metrics.latency["ttft"].percentiles_s if p != 50]
     head = ["ms", "mean", "median", "std", *(f"P{percentile_word(p)}" for p in percentiles), "max"]
     rows = []
     for name, label, meaning in ROWS:
         found = metrics.latency[name]
-        values = [found.mean_s, found.median_s, found.std_s, *(value for _, value in found.percentiles_s), found.max_s]
+        values = [found.mean_s, found.median_s, found.std_s, *(found.percentile_s(p) for p in percentiles), found.max_s]
         if found.count:
             rows.append([f"{label} <small>{meaning}</small>", *(quantity(ms(value), 4) for value in values)])
     return table(head, rows, "numbers") if rows else "<p>No request finished.</p>"
@@ -249,11 +255,10 @@ def memory_html(result: SimulationResult) -> str:
         return '<p class="note">The memory sum was not part of this run.</p>'
     rows = [[escape(t.name), f"{t.bytes / GIB:,.2f}", escape(t.note), escape(t.source)] for t in memory.terms]
     rows.append(["Device memory", f"{memory.device_bytes / GIB:,.2f}", "", ""])
-    tokens = f"{result.num_gpu_blocks * result.block_size:,} tokens of KV cache"
-    pool = f"{result.num_gpu_blocks:,} blocks of {result.block_size} tokens per replica: {tokens}."
-    return f'<p class="note">{escape(memory.verdict)} {pool}</p><div class="chart" id="memory-chart"></div>' + table(
-        ["per GPU", "GiB", "what it is", "source"], rows, "terms"
-    )
+    text = memory.verdict or f"{result.num_gpu_blocks:,} blocks of {result.block_size} tokens"
+    text = f"{text[:1].upper()}{text[1:].rstrip('.')}" + (", per replica." if result.replicas > 1 else ".")
+    head = ["per GPU", "GiB", "what it is", "source"]
+    return f'<p class="note">{escape(text)}</p><div class="chart" id="memory-chart"></div>' + table(head, rows, "terms")
 
 
 def workload_html(result: SimulationResult) -> str:

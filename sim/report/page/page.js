@@ -157,7 +157,7 @@ if (time) {
   const legend = [{ name: "peak", color: color("main-fill") }, { name: "mean", color: color("main") }];
   if (time.marks_total) legend.push({ name: `preemptions (${time.marks_total.toLocaleString("en-US")})`, color: color("alert"), tick: true });
   timeChart("time-kv", `KV cache use over time, ${time.marks_total} preemptions`, [{ name: "mean", values: time.kv_mean, color: color("main") }], {
-    top: 1,
+    top: Math.max(...time.kv_max) > 0.5 ? 1 : niceTop(Math.max(...time.kv_max), 4),
     last: true,
     text: percent,
     legend,
@@ -297,7 +297,7 @@ if (data.memory) {
   const gib = 2 ** 30;
   const terms = data.memory.terms.map((term) => ({
     ...term,
-    color: term.name === data.memory.kv ? color("c-attention") : /free|outside|unused/i.test(term.name) ? color("c-free") : color(palette[next++ % palette.length]),
+    color: term.name === data.memory.kv ? color("c-attention") : /free|outside|unused|not budgeted/i.test(term.name) ? color("c-free") : color(palette[next++ % palette.length]),
   }));
   const positive = terms.filter((term) => term.bytes > 0);
   const sum = positive.reduce((a, term) => a + term.bytes, 0);

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from sim.report.collect import SHOWN, cell, override_keys
-from sim.report.page.build import asset, fill, table
-from sim.report.plain import to_json
+from sim.report.page.build import asset, embedded, fill, table
 
 
 def pareto_front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -45,7 +44,6 @@ def sweep_page(rows: Sequence[dict[str, Any]], name: str, link: bool = True) -> 
         front = [placed[i] for i in pareto_front(user, gpu)]
     bad = [row for row in rows if row["status"] != "ok"]
     facts = [f"{len(rows)} configurations", f"{len(good)} ran", *([f"{len(bad)} did not"] if bad else [])]
-    data = to_json({"points": points, "front": front}).replace("</", "<\\/").replace("<!--", "<\\u0021--")
     return fill(
         "sweep.html",
         {
@@ -55,7 +53,7 @@ def sweep_page(rows: Sequence[dict[str, Any]], name: str, link: bool = True) -> 
             "subtitle": "".join(f"<li>{fact}</li>" for fact in facts),
             "table": _table(good, keys, set(front), link),
             "failures": _failures(bad, keys),
-            "data": data,
+            "data": embedded({"points": points, "front": front}),
             "script": asset("charts.js") + "\n" + asset("sweep.js"),
         },
     )

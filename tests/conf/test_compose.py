@@ -1,0 +1,162 @@
+"""Composition: every shipped choice fits its schema, and every mistake is one sentence that helps."""
+
+import re
+
+import pytest
+
+from conf.compose import compose
+from conf.files import by_hf_id, choices
+from conf.schema import GROUPS, SimulateConf
+
+
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in GROUPS for name in choices(group)])
+def test_every_shipped_choice_composes(group, name):
+    conf = compose([f"{group}={name}"])
+    assert isinstance(conf, SimulateConf)
+    assert getattr(conf, group).name
+
+
+def test_the_default_configuration_is_the_one_documented():
+    conf = compose()
+    assert (conf.model.name, conf.workload.name, conf.deployment.name) == ("llama-3.1-8b", "sharegpt", "single")
+    assert (conf.engine.name, conf.engine.version) == ("vllm", "0.19.0")
+
+
+MISTAKES = {
+    # a misspelt key: the nearest of its group, of the groups, of all
+    "workload.raet=4": "unknown key workload.raet: did you mean workload.rate?",
+    "wrkload.rate=4": "unknown key wrkload: did you mean workload?",
+    "max_num_seqs=4": "unknown key max_num_seqs: did you mean engine.max_num_seqs?",
+    "deployment.tp=2": "unknown key deployment.tp: did you mean deployment.tensor_parallel?",
+    "+engine.foo=1": "unknown key engine.foo: engine has name, version",
+    "zzz=1": "unknown key zzz: `headway simulate --help` lists all keys.",
+    # a misspelt choice
+    "hardware=h100": "did you mean h100-sxm or h100-pcie?|did you mean h100-pcie or h100-sxm|did you mean h100-sxm, h100",
+    "model=lama-3.1-8b": "model=lama-3.1-8b is not one of the .* did you mean llama-3.1-8b",
+    "engine=vllm-0.19": "did you mean vllm-0.19.0",
+    "deployment=tp3": "known are ep8, pp2",
+    # a value of the wrong type
+    "workload.rate=fast": "workload.rate wants a number, got 'fast'.",
+    "engine.max_num_seqs=1.5": "engine.max_num_seqs wants a whole number, got '1.5'.",
+    "engine.enforce_eager=perhaps": "engine.enforce_eager wants true or false, got 'perhaps'.",
+    "percentiles=50": "percentiles wants a list",
+    "seed=null": "seed wants a value, got null.",
+    "model=null": "model wants the name of a choice or a path, got 'null'.",
+    "~workload.rate": "workload.rate cannot be removed",
+    "model.config.hidden_sise=3": r"write \+model.config.hidden_sise=VALUE to add it",
+    # what cannot be read
+    "workload.rate": "'workload.rate' is no KEY=VALUE",
+    "=3": "'=3' is no KEY=VALUE",
+    "--rate": "'--rate' is no KEY=VALUE",
+    "workload.rate=[1": r"cannot read 'workload.rate=\[1'",
+    "workload.rate=1,2": "add -m to run them all",
+    # files
+    "model=nowhere/config.json": "model=nowhere/config.json: there is no file",
+    "workload=nowhere.csv": "workload=nowhere.csv: there is no file",
+    "hardware=chip.yaml": "hardware=chip.yaml: there is no file",
+    "model=no-such/model": "no model of the HuggingFace id no-such/model",
+}
+
+
+@pytest.mark.parametrize("override", MISTAKES)
+def test_a_mistake_is_one_sentence(override):
+    with pytest.raises(ValueError, match=MISTAKES[override]) as caught:
+        compose([override])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("name: x\nratee: 3\n", "unknown key workload.ratee: did you mean workload.rate"),
+        ("name: x\nrate: fast\n", "workload.rate wants a number, got 'fast'"),
+        ("name: [x\n", "no valid YAML"),
+        ("- a\n- b\n", "a mapping"),
+    ],
+)
+@pytest.mark.parametrize("by_path", [True, False])
+def test_a_mistake_in_a_users_file_names_the_file(tmp_path, content, said, by_path):
+    file = tmp_path / "workload" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text(content)
+    choice, folders = (f"workload={file}", ()) if by_path else ("workload=mine", [tmp_path])
+    with pytest.raises(ValueError, match=said) as caught:
+        compose([choice], folders)
+    assert "mine.yaml" in str(caught.value)
+
+
+def test_a_users_folder_adds_choices(tmp_path):
+    (tmp_path / "workload").mkdir()
+    (tmp_path / "workload" / "nightly.yaml").write_text("defaults: [sharegpt, _self_]\nname: nightly\nrate: 3\n")
+    conf = compose(["workload=nightly"], [tmp_path])
+    assert (conf.workload.name, conf.workload.rate, conf.workload.profile) == ("nightly", 3.0, "sharegpt")
+
+
+def test_a_missing_folder_is_said():
+    with pytest.raises(ValueError, match="--config-dir wants a folder, there is none at nowhere"):
+        compose([], ["nowhere"])
+
+
+def test_a_config_json_and_its_folder_are_models(tmp_path):
+    folder = tmp_path / "My model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    for choice in (folder / "config.json", folder):
+        conf = compose([f"model={choice}"])
+        assert (conf.model.name, conf.model.path) == ("My model", str(choice))
+        assert conf.model.config == {}
+
+
+def test_a_trace_is_a_workload_with_its_own_times_and_lengths(tmp_path):
+    trace = tmp_path / "day one.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,1,1\n")
+    conf = compose([f"workload={trace}", "workload.time_scale=0.5"])
+    assert (conf.workload.arrival, conf.workload.lengths, conf.workload.path) == ("trace", "trace", str(trace))
+    assert conf.workload.time_scale == 0.5
+
+
+def test_a_chip_of_ones_own_is_completed_with_defaults(tmp_path):
+    chip = tmp_path / "chip.yaml"
+    chip.write_text(
+        "name: Chip\npeak_flops_per_s: {bf16: 1e14}\nmemory_bytes: 32e9\nmemory_bytes_per_s: 1e12\ncompute_units: 10\n"
+    )
+    conf = compose([f"hardware={chip}"])
+    assert conf.hardware.peak_flops_per_s == {"bf16": 1e14}
+    assert conf.hardware.matmul_efficiency["bf16"] > 0
+
+
+def test_names_do_not_depend_on_case():
+    assert compose(["hardware=H100-SXM"]) == compose(["hardware=h100-sxm"])
+
+
+@pytest.mark.parametrize(
+    ("hf_id", "name"),
+    [
+        ("Qwen/Qwen3-32B", "qwen3-32b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+        ("NousResearch/Meta-Llama-3.1-8B", "llama-3.1-8b"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b-fp8"),
+        ("qwen/qwen3-30b-a3b-instruct-2507", "qwen3-30b-a3b"),
+    ],
+)
+def test_hf_ids_find_the_model_of_their_shape(hf_id, name):
+    assert by_hf_id(hf_id) == name
+    assert compose([f"model={hf_id}"]).model.name == name
+
+
+def test_an_unknown_hf_id_gets_the_nearest():
+    with pytest.raises(
+        ValueError, match=re.escape("no model of the HuggingFace id Qwen/Qwen3-31B: did you mean qwen3-")
+    ):
+        by_hf_id("Qwen/Qwen3-31B")
+
+
+def test_a_later_value_of_a_key_counts():
+    assert compose(["seed=1", "seed=2"]).seed == 2
+
+
+def test_keys_of_a_mapping_can_be_set_and_added():
+    conf = compose(["hardware.peak_flops_per_s.bf16=1e15", "+model.config.rope_theta=1e6"])
+    assert conf.hardware.peak_flops_per_s["bf16"] == 1e15
+    assert conf.model.config["rope_theta"] == 1e6

@@ -1,0 +1,65 @@
+"""Multirun: Hydra's order and values, each job the configuration that composing it alone would give."""
+
+import pytest
+
+from conf.compose import compose
+from conf.expand import expand
+
+
+def test_every_combination_in_hydras_order():
+    jobs = expand(["workload.rate=1,2", "deployment=single,tp2", "seed=7"])
+    assert [job.swept for job in jobs] == [
+        ("workload.rate=1", "deployment=single"),
+        ("workload.rate=1", "deployment=tp2"),
+        ("workload.rate=2", "deployment=single"),
+        ("workload.rate=2", "deployment=tp2"),
+    ]
+    assert [(job.conf.workload.rate, job.conf.deployment.tensor_parallel) for job in jobs] == [
+        (1.0, 1),
+        (1.0, 2),
+        (2.0, 1),
+        (2.0, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["workload.rate=range(1,4)", "model=qwen3-8b,llama-3.1-8b"],
+        ["seed=1,2", "engine.kv_cache_dtype=auto,fp8"],
+        ["engine.cudagraph_capture_sizes=[1,2],[4,8]", "workload.num_requests=null,5"],
+        ["hardware.peak_flops_per_s.bf16=1e14,1e15", "slo.ttft_ms=100,200"],
+        ["+model.config.rope_theta=1.0,2.0", "engine.enforce_eager=true,false"],
+    ],
+)
+def test_a_job_is_what_composing_it_gives(overrides):
+    for job in expand(overrides):
+        assert job.conf == compose(job.overrides)
+
+
+def test_a_glob_chooses_shipped_names():
+    assert [job.conf.deployment.tensor_parallel for job in expand(["deployment=glob(tp*)"])] == [2, 4, 8]
+
+
+def test_files_can_be_swept(tmp_path):
+    traces = []
+    for name in ("a", "b"):
+        traces.append(tmp_path / f"{name}.csv")
+        traces[-1].write_text("arrival_s,input_tokens,output_tokens\n0,1,1\n")
+    jobs = expand([f"workload={traces[0]},{traces[1]}"])
+    assert [job.conf.workload.path for job in jobs] == [str(path) for path in traces]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("workload.rate=1,fast", "workload.rate wants a number, got 'fast'"),
+        ("workload.rat=1,2", "did you mean workload.rate"),
+        ("model=qwen3-8b,qwen3-9b", "model=qwen3-9b is not one of"),
+        ("workload.rate=interval(1,2)", "not an interval"),
+        ("hydra/launcher=nowhere", "unknown choice hydra/launcher=nowhere"),
+    ],
+)
+def test_a_mistake_in_any_value_is_found_before_the_first_job(override, said):
+    with pytest.raises(ValueError, match=said):
+        expand([override, "seed=1,2"])
