@@ -130,6 +130,9 @@ def misfit(text: str, at: str) -> str:
     converted = re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text)
     if converted:
         return f"{full_key} wants {WORDS.get(converted[2], converted[2])}, got {converted[1]!r}{at}."
+    boolean = re.search(r"Value '(.*)' is not a valid bool", text)
+    if boolean:
+        return f"{full_key} wants true or false, got {boolean[1]!r}{at}."
     if "is not Optional" in text:
         return f"{full_key} wants a value, got null{at}."
     if "is not a ListConfig" in text:

@@ -10,10 +10,11 @@ if TYPE_CHECKING:
         build as build,
         memory as memory,
         run as run,
+        scan as scan,
         simulate as simulate,
     )
 
-_FACADE = ("Infeasible", "Job", "build", "memory", "run", "simulate")
+_FACADE = ("Infeasible", "Job", "build", "memory", "run", "scan", "simulate")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,16 +1,18 @@
 """The facade: from a configuration to a result, in three steps that can be taken apart.
 
-`build` checks everything and compiles a job; `run` simulates it with the exact engine; `simulate` does both from the
-overrides of the command line. Bad input is a `ValueError` of one sentence; a deployment that does not fit its
+`build` checks everything and compiles a job; `run` simulates it with the exact engine, `scan` many of them with the wide
+one; `simulate` builds and runs from the overrides of the command line. Bad input is a `ValueError` of one sentence; a deployment that does not fit its
 memory is an `Infeasible`, whose sentence says what would.
 """
 
 import dataclasses
 import importlib.metadata
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import jax
+import numpy as np
 
 from conf.compose import compose
 from conf.schema import SimulateConf
@@ -27,9 +29,16 @@ from sim.memory.budget import memory_budget
 from sim.memory.report import memory_report
 from sim.memory.terms import MemoryBudget
 from sim.model.read import model_from_conf
-from sim.report.result import SimulationResult
+from sim.report.result import SimulationResult, StepTable
+from sim.scan.jobs import Status, lane_job
+from sim.scan.recover import LaneRun
+from sim.scan.wide import scan as scan_lanes
 from sim.workload.build import build_workload
 from sim.workload.trace import Workload
+
+
+LANE_CHECKS = ("every request ended once", "every block is free again", "tokens out = tokens asked for")
+"""What the wide engine asserts when a lane ends (it raises otherwise)."""
 
 
 class Infeasible(ValueError):
@@ -56,6 +65,12 @@ class Job:
         engine = self.plan.engine
         largest = max(engine.max_num_batched_tokens, *engine.graph_sizes, 0)
         return price_table(self.cost, self.plan.arrays, largest, engine.max_num_seqs)
+
+    def price_key(self) -> bytes:
+        """Equal for jobs whose price tables are equal."""
+        engine = self.plan.engine
+        shape = repr((engine.max_num_batched_tokens, engine.max_num_seqs, engine.graph_sizes[-1:])).encode()
+        return shape + b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(self.plan.arrays))
 
 
 def memory(conf: SimulateConf) -> MemoryBudget:
@@ -103,7 +118,7 @@ def run(job: Job, on_progress: Callable[[int], None] | None = None) -> Simulatio
         on_progress=on_progress,
     )
     simulated = time.perf_counter()
-    result = assemble(job, exact, "exact")
+    result = assemble(job, exact, exact.steps, exact.checks, "exact")
     result.timing = {
         "price_table_s": priced - started,
         "simulate_s": simulated - priced,
@@ -115,15 +130,56 @@ def run(job: Job, on_progress: Callable[[int], None] | None = None) -> Simulatio
     return result
 
 
-def assemble(job: Job, found: ExactRun, engine: str) -> SimulationResult:
+def scan(
+    jobs: Sequence[Job],
+    consume: Callable[[int, SimulationResult], None],
+    on_progress: Callable[[int], None] | None = None,
+) -> dict[int, str]:
+    """Simulate many jobs side by side with the wide engine; `consume(job, result)` gets each as it ends.
+
+    Returns the jobs that it cannot run, with the reason: they are for `run`. Results are those of the exact
+    engine, to the nanosecond; jobs with equal plans share their price tables.
+    """
+    tables: list[PriceTable] = []
+    table_of: dict[bytes, int] = {}
+    lane_jobs = []
+    for job in jobs:
+        key = job.price_key()
+        if key not in table_of:
+            table_of[key] = len(tables)
+            tables.append(job.price_table())
+        deployment = job.conf.deployment
+        lane_jobs.append(
+            lane_job(
+                job.workload,
+                job.plan.engine,
+                job.pool_blocks - 1,
+                table=table_of[key],
+                replicas=deployment.replicas,
+                router=deployment.router,
+                scheduler=job.conf.engine.scheduler,
+            )
+        )
+
+    def reduce(index: int, lane: LaneRun) -> None:
+        assert lane.steps is not None
+        consume(index, assemble(jobs[index], lane, lane.steps, dict.fromkeys(LANE_CHECKS, True), "wide"))
+
+    found = scan_lanes(lane_jobs, tables, log_steps=True, reduce=reduce, on_progress=on_progress)
+    return {i: found.message[i] for i in range(len(jobs)) if found.status[i] != Status.OK}
+
+
+def assemble(
+    job: Job, found: ExactRun | LaneRun, steps: StepTable, checks: dict[str, bool], engine: str
+) -> SimulationResult:
     """Everything a report needs: the tables of a run, its steps priced by component, and what was assumed.
 
     The step prices the engine used are compared with the cost model's own, to 1 ns.
     """
-    components = price_steps(job.cost, job.plan.arrays, found.steps)
-    checks: dict[str, Any] = dict(found.checks)
-    if len(found.steps):
-        used_s = (found.steps.end_ns - found.steps.start_ns) * 1e-9
+    components = price_steps(job.cost, job.plan.arrays, steps)
+    checks = dict(checks)
+    if len(steps):
+        used_s = (steps.end_ns - steps.start_ns) * 1e-9
         checks["step prices equal the cost model's (1 ns)"] = bool(abs(used_s - components["total_s"]).max() <= 1.001e-9)
     plan, conf = job.plan, job.conf
     settings = {
@@ -133,7 +189,7 @@ def assemble(job: Job, found: ExactRun, engine: str) -> SimulationResult:
     }
     return SimulationResult(
         requests=found.requests,
-        steps=found.steps,
+        steps=steps,
         itl_ns=found.itl_ns,
         itl_count=found.itl_count,
         components_s={name: value for name, value in components.items() if name.endswith("_s") and name != "total_s"},

@@ -11,10 +11,11 @@ from sim.model.spec import Layer, ModelSpec
 
 @dataclass(frozen=True)
 class Peak:
-    """Peak activation of one rank in bytes, and in words what makes it up."""
+    """Peak activation of one rank in bytes, in words what makes it up, and which constant decides it."""
 
     total_bytes: float
     formula: str
+    constant: str
 
 
 def peak_activation(model: ModelSpec, engine: EngineSettings, deployment: DeploymentConf, stage: int) -> Peak:
@@ -54,7 +55,8 @@ def peak_activation(model: ModelSpec, engine: EngineSettings, deployment: Deploy
     parts += ["the experts' workspaces"] if workspace else []
     parts += ["the tensors passed between stages"] if passed else []
     parts += ["image embeddings"] if images else []
-    return Peak(workspace + passed + images + max(sampler, forward), " + ".join(parts))
+    decides = "sampler_bytes_per_logit" if sampler > forward else "forward_hidden_copies"
+    return Peak(workspace + passed + images + max(sampler, forward), " + ".join(parts), decides)
 
 
 def _units(layer: Layer, hidden: int, tp: int) -> int:

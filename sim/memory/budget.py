@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineSettings
+from sim.hardware.node import Node
 from sim.hardware.spec import DeviceConf
 from sim.memory.groups import CacheLayout, RequestShape, largest_length, layer_caches, layout
 from sim.memory.sglang import sglang_margin, sglang_terms
@@ -36,11 +37,13 @@ def memory_budget(
         advice = f"the largest max_model_len that fits is {longest:,} tokens"
         return replace(budget, longest_model_len=longest, verdict=f"{budget.verdict}; {advice}.")
     smallest = _smallest_tensor_parallel(model, device, engine, deployment)
-    advice = (
-        f"it fits with tensor_parallel={smallest}"
-        if smallest
-        else "no tensor-parallel size of up to 64 that divides the model makes it fit"
-    )
+    island = Node(device).island
+    if not smallest:
+        advice = "no tensor-parallel size of up to 64 that divides the model makes it fit"
+    elif smallest <= island:
+        advice = f"it fits with tensor_parallel={smallest}"
+    else:
+        advice = f"it would need tensor_parallel={smallest}, more than the {island:.0f} of one node or scale-up domain"
     verdict = f"{budget.verdict}; {advice}."
     return replace(budget, longest_model_len=0, smallest_tensor_parallel=smallest, verdict=verdict)
 

@@ -4,6 +4,7 @@ import math
 
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineSettings
+from sim.hardware.node import Node
 from sim.hardware.spec import DeviceConf
 from sim.memory.activation import peak_activation
 from sim.memory.terms import Term, term
@@ -39,7 +40,7 @@ def vllm_terms(
             "peak_activation",
             peak.total_bytes,
             f"{engine.max_num_batched_tokens:,} tokens and {engine.max_num_seqs:,} sequences: {peak.formula}",
-            profile.sources.get("memory.sampler_bytes_per_logit", known),
+            profile.sources.get(f"memory.{peak.constant}", known),
             constants["activation_spread"],
         ),
         non_torch_term(model, device, engine, deployment),
@@ -67,7 +68,7 @@ def non_torch_bytes(model: ModelSpec, device: DeviceConf, engine: EngineSettings
     alone = constants.get("non_torch_bytes", 0.0)
     if tp == 1:
         return constants.get("non_torch_pipeline_bytes", alone) if deployment.pipeline_parallel > 1 else alone
-    direct = device.scale_up.bytes_per_s > 0 and device.scale_up.kind not in ("none", "PCIe")
+    direct = Node(device).link_for(tp) == device.scale_up and device.scale_up.kind != "PCIe"
     group = constants["non_torch_group_nvlink_bytes" if direct else "non_torch_group_bytes"]
     exchanged = constants["non_torch_bytes_per_layer_and_peer"] * len(model.layers) * (tp - 1)
     return alone + group + constants["non_torch_doubling_bytes"] * math.log2(tp / 2) + exchanged
@@ -77,7 +78,8 @@ def non_torch_term(model: ModelSpec, device: DeviceConf, engine: EngineSettings,
     """The row of `non_torch_bytes`."""
     tp = deployment.tensor_parallel
     words = "libraries and kernels" if tp == 1 else f"libraries, kernels and the buffers of a group of {tp}"
-    source = engine.profile.sources.get("memory.non_torch_bytes") or engine.profile.sources.get("memory.non_torch")
+    sources = engine.profile.sources
+    source = sources.get("memory.non_torch_group" if tp > 1 else "memory.non_torch_bytes")
     return term(
         "non_torch",
         non_torch_bytes(model, device, engine, deployment),

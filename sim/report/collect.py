@@ -135,10 +135,12 @@ def collect_csv(rows: Sequence[dict[str, Any]]) -> str:
     return out.getvalue()
 
 
-def cell(value: Any) -> str:
-    """A value in few characters."""
+def cell(value: Any, name: str = "") -> str:
+    """A value in few characters; the share of KV blocks in percent."""
     if value is None:
         return "-"
+    if name == "kv_usage_max":
+        return f"{100 * value:.0f}%"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value)
@@ -150,7 +152,8 @@ def collect_text(rows: Sequence[dict[str, Any]]) -> str:
     good = [row for row in rows if row["status"] == "ok"]
     head = ["run", *keys, *(title for _, title in SHOWN)]
     body = [
-        [row["run"], *(cell(row.get(key)) for key in keys), *(cell(row[name]) for name, _ in SHOWN)] for row in good
+        [row["run"], *(cell(row.get(key)) for key in keys), *(cell(row[name], name) for name, _ in SHOWN)]
+        for row in good
     ]
     lines = []
     if body:

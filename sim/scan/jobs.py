@@ -131,8 +131,8 @@ def check_job(job: LaneJob, tables: int) -> None:
         raise ValueError(f"table must be an index of the {tables} price tables, got {job.table}")
 
 
-def why_exact(job: LaneJob) -> str:
-    """Why only the exact engine can run this job; empty if the wide one can."""
+def why_exact(job: LaneJob, served: np.ndarray) -> str:
+    """Why only the exact engine can run this job; empty if the wide one can. `served`: from `servable`."""
     if job.needs_exact:
         return job.needs_exact
     if job.max_num_batched_tokens < job.max_num_seqs:
@@ -141,7 +141,7 @@ def why_exact(job: LaneJob) -> str:
         return f"the router is {job.router}"
     if job.replicas > 1 and job.concurrency is not None:
         return "a closed loop couples the replicas"
-    if job.concurrency is not None and job.pickup_ns > 0 and not np.all(servable(job)[0]):
+    if job.concurrency is not None and job.pickup_ns > 0 and not served.all():
         return "requests are rejected in a closed loop with a pick-up delay"
     return ""
 

@@ -123,13 +123,13 @@ class _Logs:
 def run_units(
     packed: Packed,
     lengths_s: Callable,
-    on_end: Callable[[Ended], None],
+    on_end: Callable[[list[Ended]], None],
     *,
     window: int,
     log_steps: bool,
     max_iterations: int,
 ) -> int:
-    """Run all units, longest expected first, and hand each to `on_end` when it ends. Returns the iterations of the loop.
+    """Run all units, longest expected first, and hand those that end in one window to `on_end`. Returns the iterations of the loop.
 
     Must be called with 64-bit types enabled.
     """
@@ -165,9 +165,10 @@ def run_units(
         status[time_ns >= MAX_CLOCK_NS] = Status.CLOCK_OVERFLOW
         status[~((time_ns >= 0) & (time_ns < np.inf))] = Status.BAD_PRICE
         status[np.isnan(computed)] = Status.TOO_MANY_SLOTS
+        ended = []
         for lane in np.flatnonzero((status >= 0) & (unit >= 0)).tolist():
             columns = logs.whole(lane)
-            on_end(
+            ended.append(
                 Ended(
                     unit=int(unit[lane]),
                     status=Status(int(status[lane])),
@@ -181,4 +182,6 @@ def run_units(
             )
             unit[lane] = -1
             free.append(lane)
+        if ended:
+            on_end(ended)
     return windows * window

@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.cost.table import PriceTable, stack_terms
 from sim.deployment.graphs import graph_mode_of, padded
-from sim.scan.jobs import LaneJob, expected_steps, servable
+from sim.scan.jobs import LaneJob, expected_steps
 from sim.scan.state import PAD_ROWS, Lanes, Prices, Shape, Workloads
 
 
@@ -21,7 +21,8 @@ SMALLEST = {"lanes": 8, "rows": 64, "slots": 32, "ring": 64, "phases": 16, "toke
 class Unit:
     """One replica of one job: what one lane runs. Arrays have the axis of the requests it serves.
 
-    `request`: their indices in the job; `arrival_ns`: in the engine's queue, apart from a closed loop's waiting.
+    `request`: their indices in the job; `arrival_ns`: in the engine's queue, apart from a closed loop's waiting;
+    `tokens`: all that have to be computed.
     """
 
     job: int
@@ -30,6 +31,7 @@ class Unit:
     arrival_ns: np.ndarray
     prompt: np.ndarray
     outputs: np.ndarray
+    tokens: int
     expected: float
 
 
@@ -60,10 +62,17 @@ def power_of_two(least: int, floor: int) -> int:
 
 
 def pack(
-    jobs: Sequence[LaneJob], runnable: Sequence[int], tables: Sequence[PriceTable], lanes: int, slots: int | None, window: int
+    jobs: Sequence[LaneJob],
+    servables: Sequence[tuple[np.ndarray, np.ndarray]],
+    runnable: Sequence[int],
+    tables: Sequence[PriceTable],
+    *,
+    lanes: int,
+    slots: int | None,
+    window: int,
 ) -> Packed:
-    """Split `jobs[i]` for i in `runnable` into units and lay them out."""
-    units = [unit for i in runnable for unit in _units(i, jobs[i], tables[jobs[i].table])]
+    """Split `jobs[i]` for i in `runnable` into units and lay them out. `servables`: of each job, from `servable`."""
+    units = [unit for i in runnable for unit in _units(i, jobs[i], *servables[i], tables[jobs[i].table])]
     workloads, places = _workloads(units)
     prices, graphs, chosen = _prices([jobs[unit.job] for unit in units], tables)
     columns: dict[str, list] = {name: [] for name in (*Lanes._fields, "blocks")}
@@ -90,9 +99,8 @@ def pack(
     return Packed(_shape(jobs, units, lanes, slots, window), units, arrays, workloads, prices, graphs)
 
 
-def _units(index: int, job: LaneJob, table: PriceTable) -> list[Unit]:
+def _units(index: int, job: LaneJob, served: np.ndarray, outputs: np.ndarray, table: PriceTable) -> list[Unit]:
     """The requests of each replica: in turn, of those that can be served."""
-    served, outputs = servable(job)
     request = np.flatnonzero(served)
     units = []
     for replica in range(job.replicas):
@@ -101,7 +109,7 @@ def _units(index: int, job: LaneJob, table: PriceTable) -> list[Unit]:
             arrival = job.arrival_ns[mine].astype(np.int64) + job.pickup_ns
             prompt, out = job.prompt_tokens[mine].astype(np.int64), outputs[mine]
             expected = expected_steps(arrival, prompt, out, job, table.token_s[EAGER])
-            units.append(Unit(index, replica, mine, arrival, prompt, out, expected))
+            units.append(Unit(index, replica, mine, arrival, prompt, out, int((prompt + out - 1).sum()), expected))
     return units
 
 

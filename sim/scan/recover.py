@@ -1,12 +1,15 @@
-"""From a lane's log to what a person asks for: times per request, inter-token latencies, the table of steps."""
+"""From the lanes' logs to what a person asks for: times per request, inter-token latencies, the table of steps.
+
+All lanes that end in one window are recovered together: their requests and steps are numbered through, lane after lane.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
-from sim.report.result import ABORTED, FINISHED, REJECTED, RequestTable, StepTable
-from sim.scan.jobs import LaneJob, servable
+from sim.report.result import FINISHED, REJECTED, RequestTable, StepTable
+from sim.scan.jobs import LaneJob
 from sim.scan.loop import Ended
 from sim.scan.pack import Graphs, Unit
 from sim.scan.step import COMPLETES, DROPS, DROPS_PART, EVENT_BITS, RUNS
@@ -18,18 +21,14 @@ class Unbalanced(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class UnitRun:
-    """One replica's run. Request arrays have the axis of the unit's requests, step arrays that of its steps; ns."""
+    """One replica's run. Request arrays have the axis of the unit's requests; ns."""
 
-    sent_ns: np.ndarray
-    queued_ns: np.ndarray
-    scheduled_ns: np.ndarray
-    first_token_ns: np.ndarray
-    finish_ns: np.ndarray
-    preemptions: np.ndarray
-    start_ns: np.ndarray
-    end_ns: np.ndarray
+    unit: Unit
+    requests: dict[str, np.ndarray]
     itl_ns: np.ndarray
     itl_count: np.ndarray
+    step_count: int
+    makespan_ns: int
     steps: StepTable | None
 
 
@@ -47,104 +46,175 @@ class LaneRun:
     steps: StepTable | None
 
 
-def prices_fail(ended: Ended) -> bool:
-    """Whether some step has a negative price, so that the clock runs backwards."""
-    ends = ended.time_ns[ended.time_ns >= 0]
-    return bool(np.any(np.diff(ends) < 0))
+@dataclass(frozen=True, eq=False)
+class _Lives:
+    """What happened to requests, in order of time within each: `subject` the request, `step` when.
+
+    `born`: it completes a prefill, `dropped`: it is preempted as a decode. Per request: steps of its first schedule, first
+    token and last token, and how often it was preempted.
+    """
+
+    born_subject: np.ndarray
+    born_step: np.ndarray
+    dropped_subject: np.ndarray
+    dropped_step: np.ndarray
+    scheduled: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    preemptions: np.ndarray
 
 
-def recover_unit(ended: Ended, unit: Unit, job: LaneJob, graphs: Graphs) -> UnitRun:
-    """All times of a unit that ran to its end. Raises `Unbalanced` if something was lost on the way."""
-    _check_balance(ended, unit, job)
-    count = len(unit.request)
-    executed = ended.time_ns >= 0
-    end_ns = ended.time_ns[executed].astype(np.int64)
-    step_at = np.cumsum(executed) - executed
-    at = np.flatnonzero(ended.event & ((1 << EVENT_BITS) - 1))
-    bits, subject, step = ended.event[at], ended.event[at] >> EVENT_BITS, step_at[at]
+def clock_runs_back(ended: Ended) -> bool:
+    """Whether some step had a negative price."""
+    return bool(np.any(np.diff(ended.time_ns[ended.time_ns >= 0]) < 0))
 
-    runs, completes, drops = (np.flatnonzero(bits & bit) for bit in (RUNS, COMPLETES, DROPS))
-    scheduled, first, born = (np.full(count, -1) for _ in range(3))
-    scheduled[subject[runs][::-1]] = step[runs][::-1]
-    first[subject[completes][::-1]] = step[completes][::-1]
-    born[subject[completes]] = step[completes]
-    if min(scheduled.min(), first.min()) < 0:
-        raise Unbalanced(f"{int((first < 0).sum())} of {count} requests never emitted a token")
-    dropped = np.bincount(subject[drops], step[drops], count) - np.bincount(subject[completes], step[completes], count)
-    last = born + unit.outputs - 1 - (dropped + born).astype(np.int64)
-    preemptions = np.bincount(subject[np.flatnonzero(bits & (DROPS | DROPS_PART))], minlength=count)
 
-    finish_ns = end_ns[last]
-    sent_ns = unit.arrival_ns - job.pickup_ns
-    if job.concurrency is not None and job.concurrency < count:
-        sent_ns = sent_ns.copy()
-        released = np.sort(finish_ns)[: count - job.concurrency]
-        sent_ns[job.concurrency :] = np.maximum(sent_ns[job.concurrency :], released)
-    arrival_ns = sent_ns + job.pickup_ns
+def recover_units(
+    ended: Sequence[Ended], units: Sequence[Unit], jobs: Sequence[LaneJob], graphs: Sequence[Graphs]
+) -> list[UnitRun]:
+    """All times of units that ran to their end; the arguments are parallel. Raises `Unbalanced` if something was lost."""
+    for one, unit, job in zip(ended, units, jobs, strict=True):
+        _check_balance(one, unit, job)
+    sizes = np.array([len(unit.request) for unit in units])
+    request_at = np.cumsum(sizes) - sizes
+    owner = np.repeat(np.arange(len(units)), sizes)
+    time_ns = np.concatenate([one.time_ns for one in ended])
+    executed = time_ns >= 0
+    iterations = np.array([len(one.time_ns) for one in ended])
+    step_ends = np.cumsum(executed)[np.cumsum(iterations) - 1]
+    step_at = np.concatenate([[0], step_ends[:-1]])
+    end_ns = time_ns[executed].astype(np.int64)
+
+    event = np.concatenate([one.event for one in ended])
+    offset = np.repeat(request_at, iterations)
+    lives = _lives(event, offset, executed, np.concatenate([unit.outputs for unit in units]))
+    finish_ns = end_ns[lives.last]
+    pickup_ns = np.array([job.pickup_ns for job in jobs])[owner]
+    arrival_ns = np.concatenate([unit.arrival_ns for unit in units])
+    limits = np.array([job.concurrency or size for job, size in zip(jobs, sizes, strict=True)])
+    arrival_ns = np.maximum(arrival_ns, _released(finish_ns, owner, request_at, limits) + pickup_ns)
     start_ns = np.concatenate([[0], end_ns[:-1]])
-    np.maximum.at(start_ns, scheduled, arrival_ns)  # after an idle time a step starts at an arrival
-    under_way = np.searchsorted(end_ns, arrival_ns)
-    decodes = _decodes(len(end_ns), step[completes], step[drops], last)
-    itl_ns, itl_count = _inter_token(end_ns, decodes, subject, step, completes, drops)
-    return UnitRun(
-        sent_ns=sent_ns,
-        queued_ns=np.where(arrival_ns <= start_ns[under_way], arrival_ns, end_ns[under_way]),
-        scheduled_ns=start_ns[scheduled],
-        first_token_ns=end_ns[first],
-        finish_ns=finish_ns,
-        preemptions=preemptions,
-        start_ns=start_ns,
-        end_ns=end_ns,
-        itl_ns=itl_ns,
-        itl_count=itl_count,
-        steps=_step_table(ended, unit, executed, start_ns, end_ns, arrival_ns, graphs),
+    start_ns[step_at] = 0
+    np.maximum.at(start_ns, lives.scheduled, arrival_ns)  # after an idle time a step starts at an arrival
+    under_way = np.concatenate(
+        [
+            at + np.searchsorted(end_ns[at:end], arrival_ns[r : r + size])
+            for at, end, r, size in zip(step_at, step_ends, request_at, sizes, strict=True)
+        ]
     )
+    columns = {
+        "arrival_ns": arrival_ns - pickup_ns,
+        "queued_ns": np.where(arrival_ns <= start_ns[under_way], arrival_ns, end_ns[under_way]),
+        "scheduled_ns": start_ns[lives.scheduled],
+        "first_token_ns": end_ns[lives.first],
+        "finish_ns": finish_ns,
+        "preemptions": lives.preemptions,
+    }
+    gap_count = _decodes(len(end_ns), lives)
+    gap_ns = end_ns - np.concatenate([[0], end_ns[:-1]])
+    resumed, resumed_ns = _resumed(end_ns, lives)
+    resumed_at = np.searchsorted(resumed, np.append(request_at, len(owner)))
+    logs = _step_columns(ended, executed, start_ns, end_ns)
+    runs = []
+    for i, unit in enumerate(units):
+        mine, steps = slice(request_at[i], request_at[i] + sizes[i]), slice(step_at[i], step_ends[i])
+        extra = resumed_ns[resumed_at[i] : resumed_at[i + 1]]
+        decoded = gap_count[steps] > 0
+        runs.append(
+            UnitRun(
+                unit=unit,
+                requests={name: column[mine] for name, column in columns.items()},
+                itl_ns=np.concatenate([gap_ns[steps][decoded], extra]),
+                itl_count=np.concatenate([gap_count[steps][decoded], np.ones(len(extra), np.int64)]),
+                step_count=int(step_ends[i] - step_at[i]),
+                makespan_ns=int(end_ns[step_ends[i] - 1]),
+                steps=_step_table(unit, {k: v[steps] for k, v in logs.items()}, arrival_ns[mine], graphs[i]) if logs else None,
+            )
+        )
+    return runs
 
 
 def _check_balance(ended: Ended, unit: Unit, job: LaneJob) -> None:
     """Each request ended once, every block is free again, tokens computed = tokens asked for."""
-    wanted = int((unit.prompt + unit.outputs - 1).sum())
     for name, got, want in (
         ("finished requests", ended.finished, len(unit.request)),
         ("free blocks", ended.free_blocks, job.usable_blocks),
-        ("computed tokens", int(ended.computed), wanted),
+        ("computed tokens", int(ended.computed), unit.tokens),
     ):
         if got != want:
-            raise Unbalanced(f"{name} at the end of a lane: wanted {want}, got {got} (job {unit.job}, replica {unit.replica})")
+            raise Unbalanced(f"{name} at the end of job {unit.job}, replica {unit.replica}: wanted {want}, got {got}")
 
 
-def _decodes(steps: int, born: np.ndarray, dropped: np.ndarray, last: np.ndarray) -> np.ndarray:
+def _lives(event: np.ndarray, offset: np.ndarray, executed: np.ndarray, outputs: np.ndarray) -> _Lives:
+    """Read the events: `offset` is added to a lane's request numbers, by iteration."""
+    count = len(outputs)
+    at = np.flatnonzero(event & ((1 << EVENT_BITS) - 1))
+    bits, subject = event[at], (event[at] >> EVENT_BITS) + offset[at]
+    step = (np.cumsum(executed) - executed)[at]
+    runs, completes, drops = ((bits & bit) > 0 for bit in (RUNS, COMPLETES, DROPS))
+    born_subject, born_step = subject[completes], step[completes]
+    dropped_subject, dropped_step = subject[drops], step[drops]
+    scheduled, first, born = np.full((3, count), -1)
+    scheduled[subject[runs][::-1]] = step[runs][::-1]
+    first[born_subject[::-1]] = born_step[::-1]
+    born[born_subject] = born_step
+    if count and first.min() < 0:
+        raise Unbalanced(f"{int((first < 0).sum())} of {count} requests never emitted a token")
+    # tokens of lives before the last one: the steps between births and drops
+    lived = np.bincount(dropped_subject, dropped_step, count) - np.bincount(born_subject, born_step, count) + born
+    return _Lives(
+        born_subject=born_subject,
+        born_step=born_step,
+        dropped_subject=dropped_subject,
+        dropped_step=dropped_step,
+        scheduled=scheduled,
+        first=first,
+        last=born + outputs - 1 - lived.astype(np.int64),
+        preemptions=np.bincount(subject[(bits & (DROPS | DROPS_PART)) > 0], minlength=count),
+    )
+
+
+def _released(finish_ns: np.ndarray, owner: np.ndarray, request_at: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """When each request could be sent at most `limits` at a time: at the end of the (i - K + 1)-th to end; 0 for the first."""
+    number = np.arange(len(finish_ns)) - request_at[owner]
+    held = number >= limits[owner]
+    if not held.any():
+        return np.zeros(len(finish_ns), np.int64)
+    in_order = finish_ns[np.lexsort((finish_ns, owner))]
+    return np.where(held, in_order[np.arange(len(finish_ns)) - limits[owner] * held], 0)
+
+
+def _decodes(steps: int, lives: _Lives) -> np.ndarray:
     """Decode rows of each step: a request decodes from the step after its prefill to its last, or until it is dropped."""
-    change = np.bincount(born + 1, minlength=steps + 1)
-    change = change - np.bincount(dropped, minlength=len(change))
-    return np.cumsum(change - np.bincount(last + 1, minlength=len(change)))[:steps]
+    ends = np.concatenate([lives.last + 1, lives.dropped_step])
+    change = np.bincount(lives.born_step + 1, minlength=steps + 1) - np.bincount(ends, minlength=steps + 1)
+    return np.cumsum(change[:steps])
 
 
-def _inter_token(end_ns, decodes, subject, step, completes, drops) -> tuple[np.ndarray, np.ndarray]:
-    """Distances of consecutive tokens, with multiplicities.
-
-    Decodes of a step got their last token from the step before; a request that resumes, from the one before it was dropped.
-    """
-    gaps, counts = np.diff(end_ns), decodes[1:]
-    used = counts > 0
-    order = completes[np.argsort(subject[completes], kind="stable")]
-    again = order[1:][subject[order[1:]] == subject[order[:-1]]]
-    before = drops[np.argsort(subject[drops], kind="stable")]
-    resumed = end_ns[step[again]] - end_ns[step[before] - 1]
-    return np.concatenate([gaps[used], resumed]), np.concatenate([counts[used], np.ones(len(resumed), np.int64)])
+def _resumed(end_ns: np.ndarray, lives: _Lives) -> tuple[np.ndarray, np.ndarray]:
+    """Requests that went on after a preemption, ascending, and the gap: from the end of the step before the drop."""
+    order = np.argsort(lives.born_subject, kind="stable")
+    subject, step = lives.born_subject[order], lives.born_step[order]
+    again = np.flatnonzero(subject[1:] == subject[:-1]) + 1
+    before = np.argsort(lives.dropped_subject, kind="stable")
+    return subject[again], end_ns[step[again]] - end_ns[lives.dropped_step[before] - 1]
 
 
-def _step_table(ended, unit, executed, start_ns, end_ns, arrival_ns, graphs) -> StepTable | None:
-    if ended.steps is None:
-        return None
-    log = {name: column[executed].astype(np.int64) for name, column in ended.steps.items()}
+def _step_columns(ended: Sequence[Ended], executed: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray):
+    """The logged columns of all executed steps as int64, or nothing."""
+    logs = [one.steps for one in ended if one.steps is not None]
+    if not logs:
+        return {}
+    columns = {name: np.concatenate([log[name] for log in logs])[executed].astype(np.int64) for name in logs[0]}
+    return columns | {"start_ns": start_ns, "end_ns": end_ns}
+
+
+def _step_table(unit: Unit, log: dict[str, np.ndarray], arrival_ns: np.ndarray, graphs: Graphs) -> StepTable:
     pure = (log["prefill_chunks"] == 0).astype(np.int64)
     tokens = log["prefill_tokens"] + log["decodes"]
-    arrived = np.searchsorted(np.sort(arrival_ns), start_ns, side="right")
-    log |= {
-        "replica": np.full(len(end_ns), unit.replica),
-        "start_ns": start_ns,
-        "end_ns": end_ns,
+    arrived = np.searchsorted(np.sort(arrival_ns), log["start_ns"], side="right")
+    log = log | {
+        "replica": np.full(len(tokens), unit.replica),
         "padded_tokens": graphs.padded[pure, tokens],
         "graph_mode": graphs.mode[pure, tokens],
         "waiting": arrived - log["running"] - log["finished"],
@@ -152,44 +222,46 @@ def _step_table(ended, unit, executed, start_ns, end_ns, arrival_ns, graphs) -> 
     return StepTable(**{field.name: log[field.name] for field in fields(StepTable)})
 
 
-def merge_units(job: LaneJob, units: Sequence[Unit], runs: Sequence[UnitRun]) -> LaneRun:
-    """One job from its replicas, in order, with the requests that could not be served."""
-    served, outputs = servable(job)
+def merge_units(job: LaneJob, served: np.ndarray, outputs: np.ndarray, runs: Sequence[UnitRun]) -> LaneRun:
+    """One job from its replicas, in order, with the requests that could not be served. `outputs`: cut tokens."""
     count = len(served)
-    columns = {field.name: np.full(count, -1, np.int64) for field in fields(RequestTable)}
-    columns["prompt_tokens"] = job.prompt_tokens.astype(np.int64)
-    columns["output_tokens"] = np.where(served, outputs, job.output_tokens)
-    columns["status"] = np.where(served, ABORTED, REJECTED)
-    columns["arrival_ns"] = _sent_ns(job, served, runs)
-    columns["cached_tokens"] = np.zeros(count, np.int64)
-    columns["preemptions"] = np.zeros(count, np.int64)
-    for unit, run in zip(units, runs, strict=True):
-        mine = unit.request
-        for name in ("queued_ns", "scheduled_ns", "first_token_ns", "finish_ns", "preemptions"):
-            columns[name][mine] = getattr(run, name)
-        columns["arrival_ns"][mine] = run.sent_ns
-        columns["replica"][mine] = unit.replica
-        columns["status"][mine] = FINISHED
-    steps = [run.steps for run in runs if run.steps is not None]
+    whole = served.all()
+    columns = {
+        "arrival_ns": _sent_ns(job, served, runs),
+        "prompt_tokens": np.asarray(job.prompt_tokens, np.int64),
+        "output_tokens": outputs if whole else np.where(served, outputs, job.output_tokens),
+        "cached_tokens": np.zeros(count, np.int64),
+        "status": np.where(served, FINISHED, REJECTED),
+        "replica": np.full(count, -1),
+        "preemptions": np.zeros(count, np.int64),
+    }
+    columns |= {name: np.full(count, -1) for name in ("queued_ns", "scheduled_ns", "first_token_ns", "finish_ns")}
+    for run in runs:
+        mine = run.unit.request
+        for name, column in run.requests.items():
+            columns[name][mine] = column
+        columns["replica"][mine] = run.unit.replica
+    tables = [run.steps for run in runs if run.steps is not None]
+    names = [field.name for field in fields(StepTable)]
+    steps = StepTable(**{name: np.concatenate([getattr(t, name) for t in tables]) for name in names}) if tables else None
+    nothing = np.zeros(0, np.int64)
     return LaneRun(
         requests=RequestTable(**columns),
-        itl_ns=np.concatenate([np.zeros(0, np.int64), *(run.itl_ns for run in runs)]),
-        itl_count=np.concatenate([np.zeros(0, np.int64), *(run.itl_count for run in runs)]),
-        step_count=sum(len(run.end_ns) for run in runs),
-        preemptions=sum(int(run.preemptions.sum()) for run in runs),
-        makespan_ns=max((int(run.end_ns[-1]) for run in runs), default=0),
-        steps=StepTable(**{f.name: np.concatenate([getattr(s, f.name) for s in steps]) for f in fields(StepTable)})
-        if steps
-        else None,
+        itl_ns=np.concatenate([nothing, *(run.itl_ns for run in runs)]),
+        itl_count=np.concatenate([nothing, *(run.itl_count for run in runs)]),
+        step_count=sum(run.step_count for run in runs),
+        preemptions=int(columns["preemptions"].sum()),
+        makespan_ns=max((run.makespan_ns for run in runs), default=0),
+        steps=steps,
     )
 
 
 def _sent_ns(job: LaneJob, served: np.ndarray, runs: Sequence[UnitRun]) -> np.ndarray:
     """When each request was sent; one that is rejected ends at once and holds up nobody."""
     sent = job.arrival_ns.astype(np.int64)
-    if job.concurrency is None or not runs:
+    if job.concurrency is None or not runs or served.all():
         return sent
-    ends = np.sort(runs[0].finish_ns)
+    ends = np.sort(runs[0].requests["finish_ns"])
     behind = np.cumsum(served) - served - job.concurrency
     held = behind >= 0
     return np.where(held, np.maximum(sent, ends[np.maximum(behind, 0)]), sent)

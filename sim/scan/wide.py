@@ -10,10 +10,10 @@ import numpy as np
 from sim.cost.lengths import lengths_s as closed_form_s
 from sim.cost.table import PriceTable
 from sim.report.result import REJECTED
-from sim.scan.jobs import HELP, LaneJob, Status, check_job, why_exact
+from sim.scan.jobs import HELP, LaneJob, Status, check_job, servable, why_exact
 from sim.scan.loop import Ended, run_units
 from sim.scan.pack import pack
-from sim.scan.recover import LaneRun, UnitRun, merge_units, prices_fail, recover_unit
+from sim.scan.recover import LaneRun, UnitRun, clock_runs_back, merge_units, recover_units
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +65,12 @@ def scan(
     for job in jobs:
         check_job(job, len(tables))
     count = len(jobs)
+    servables = [servable(job) for job in jobs]
     status = np.full(count, Status.OK, np.int8)
-    detail = [why_exact(job) for job in jobs]
+    detail = [why_exact(job, served) for job, (served, _) in zip(jobs, servables, strict=True)]
     status[[bool(why) for why in detail]] = Status.NEEDS_EXACT
-    packed = pack(jobs, np.flatnonzero(status == Status.OK).tolist(), tables, lanes, slots, window)
+    runnable = np.flatnonzero(status == Status.OK).tolist()
+    packed = pack(jobs, servables, runnable, tables, lanes=lanes, slots=slots, window=window)
     runs: list[Any] = [None] * count
     totals = np.zeros((4, count), np.int64)
     mine: list[list[int]] = [[] for _ in jobs]
@@ -83,24 +85,31 @@ def scan(
         ended_jobs += 1
         parts = [partial.pop(u) for u in mine[i] if u in partial]
         if status[i] == Status.OK:
-            run = merge_units(jobs[i], [packed.units[u] for u in mine[i]], parts)
+            run = merge_units(jobs[i], *servables[i], parts)
             rejected = int((run.requests.status == REJECTED).sum())
             totals[:, i] = run.step_count, run.preemptions, rejected, run.makespan_ns
             runs[i] = run if reduce is None else reduce(i, run)
         if on_progress is not None:
             on_progress(ended_jobs)
 
-    def on_end(ended: Ended) -> None:
-        unit = packed.units[ended.unit]
-        how = Status.BAD_PRICE if prices_fail(ended) else ended.status
-        if how == Status.OK:
-            graphs = packed.graphs[packed.columns["table"][ended.unit]]
-            partial[ended.unit] = recover_unit(ended, unit, jobs[unit.job], graphs)
-        else:
-            status[unit.job] = how
-        left[unit.job] -= 1
-        if not left[unit.job]:
-            conclude(unit.job)
+    def on_end(ended: list[Ended]) -> None:
+        good = []
+        for one in ended:
+            how = Status.BAD_PRICE if clock_runs_back(one) else one.status
+            if how == Status.OK:
+                good.append(one)
+            else:
+                status[packed.units[one.unit].job] = how
+        if good:
+            units = [packed.units[one.unit] for one in good]
+            graphs = [packed.graphs[packed.columns["table"][one.unit]] for one in good]
+            recovered = recover_units(good, units, [jobs[unit.job] for unit in units], graphs)
+            partial.update((one.unit, run) for one, run in zip(good, recovered, strict=True))
+        for one in ended:
+            i = packed.units[one.unit].job
+            left[i] -= 1
+            if not left[i]:
+                conclude(i)
 
     for i in range(count):
         if not left[i]:

@@ -77,6 +77,17 @@ def test_graphs_count_from_0_21():
     assert "cuda graphs (outside)" in to_text(before) and "- CUDA graphs" in to_text(after)
 
 
+def test_buffers_of_a_group_depend_on_its_link():
+    alone = budget().stage.value("non_torch")
+    # 0.25 GiB alone; with NVLink 1.8 GiB more for two ranks, 32 layers x 0.58 MB of exchanged buffers
+    assert budget(tp=2).stage.value("non_torch") == pytest.approx(alone + 1.933e9 + 32 * 0.58e6)
+    # four ranks: one doubling more, three peers
+    assert budget(tp=4).stage.value("non_torch") == pytest.approx(alone + 1.933e9 + 32e6 + 3 * 32 * 0.58e6)
+    card = load_device("l40s")
+    assert budget(device=card, tp=2).stage.value("non_torch") == pytest.approx(alone + 0.43e9 + 32 * 0.58e6)
+    assert budget(pp=2).stage.value("non_torch") == 75e6
+
+
 def test_heads_are_divided_until_they_are_copied():
     sizes = {tp: budget(tp=tp).bytes_per_block for tp in (1, 2, 4, 8)}
     assert sizes == {1: 2**21, 2: 2**20, 4: 2**19, 8: 2**18}
@@ -127,6 +138,10 @@ def test_too_heavy_says_the_smallest_tensor_parallel():
     assert "GiB for the KV cache" in found.verdict and found.verdict.endswith("it fits with tensor_parallel=2.")
     assert found.smallest_tensor_parallel == 2 and found.longest_model_len == 0
     assert budget(big, tp=2).fits
+    card = load_device("l40s")
+    many = budget(big, device=replace(card, devices_per_node=2))
+    assert many.smallest_tensor_parallel == 4
+    assert "would need tensor_parallel=4, more than the 2 of one node or scale-up domain" in many.verdict
     tiny = replace(H100, memory_bytes=1.0 * GIB)
     hopeless = budget(big, device=tiny)
     assert hopeless.smallest_tensor_parallel == 0 and "no tensor-parallel size" in hopeless.verdict

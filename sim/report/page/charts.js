@@ -132,8 +132,9 @@ class Chart {
     return (v) => left + ((v - low) / (high - low || 1)) * (right - left);
   }
 
-  y(low, high) {
+  y(low, high, log) {
     const { top, bottom } = this.box;
+    if (log) return (v) => bottom - (Math.log(Math.max(v, low) / low) / Math.log(high / low)) * (bottom - top);
     return (v) => bottom - ((v - low) / (high - low || 1)) * (bottom - top);
   }
 

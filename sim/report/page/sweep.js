@@ -16,7 +16,11 @@ function scatter(id, xName, yName, xLabel, yText, front) {
   const xLow = Math.min(...points.map((p) => p.x));
   const step = ticks(xLow, xTop, 5)[1] - ticks(xLow, xTop, 5)[0];
   const xFrom = xLow > 0.4 * xTop && step > 0 ? Math.floor(xLow / step) * step : 0;
-  const yTop = niceTop(Math.max(...points.map((p) => p.y)), 4);
+  const yLow = Math.min(...points.map((p) => p.y));
+  const yHigh = Math.max(...points.map((p) => p.y));
+  const yLog = yLow > 0 && yHigh / yLow > 60;
+  const yTop = yLog ? yHigh * 1.2 : niceTop(yHigh, 4);
+  const yFrom = yLog ? yLow / 1.2 : 0;
   new Chart(id, {
     label: `${points.length} configurations, ${yName} against ${xName}`,
     height: 300,
@@ -31,8 +35,8 @@ function scatter(id, xName, yName, xLabel, yText, front) {
     },
     paint(chart) {
       const x = (chart.sx = chart.x(xFrom, xTop));
-      const y = (chart.sy = chart.y(0, yTop));
-      chart.yAxis(y, ticks(0, yTop, 4), yText);
+      const y = (chart.sy = chart.y(yFrom, yTop, yLog));
+      chart.yAxis(y, yLog ? logTicks(yFrom, yTop) : ticks(0, yTop, 4), yText);
       if (front) {
         const line = data.front.map((i) => data.points[i]);
         chart.path(line.map((p) => p[xName]), line.map((p) => p[yName]), x, y, { class: "line", stroke: "var(--main)" });

@@ -67,7 +67,9 @@ def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str], front: set[int],
         run = escape(row["run"])
         name = f'<a href="{run}/report.html">{run}</a>' if link else run
         mark = ' <span class="front" title="on the Pareto front">●</span>' if i in front else ""
-        values = [escape(cell(row.get(key))) for key in keys] + [escape(cell(row[column])) for column, _ in SHOWN]
+        values = [escape(cell(row.get(key))) for key in keys] + [
+            escape(cell(row[column], column)) for column, _ in SHOWN
+        ]
         body.append([name + mark, *values])
     return table(["run", *(escape(key) for key in keys), *(escape(title) for _, title in SHOWN)], body, "numbers")
 
