@@ -26,7 +26,7 @@ import optax
 from jaxtyping import Array, Float
 
 from sim.cost.collective import soft_min
-from sim.hardware.collective_table import ANY_GROUP, COLUMNS, PROTOCOLS, CollectiveRow, triple
+from sim.hardware.collective_table import ANY_GROUP, COLUMNS, CollectiveRow, triple
 from sim.hardware.collectives import algorithm_factor, algorithm_steps
 
 
@@ -264,14 +264,23 @@ def row(one: Series, group: int, constants: np.ndarray, whole: Problem, held_out
     """One row of the table, constants to four digits, protocols by rising bandwidth."""
     a, hop, bandwidth = constants
     order = np.argsort(bandwidth, kind="stable")
-    four = [triple(float(f"{x:.4g}") for x in values[order]) for values in (a, hop, bandwidth)]
+    a_s, hop_s, bytes_per_s = (triple(float(f"{x:.4g}") for x in values[order]) for values in (a, hop, bandwidth))
     if group != ANY_GROUP:
-        four[1] = (0.0, 0.0, 0.0)
-    error = mean_error(np.array(four), whole, whole.weight)
+        hop_s = (0.0, 0.0, 0.0)
+    error = mean_error(np.array([a_s, hop_s, bytes_per_s]), whole, whole.weight)
     return CollectiveRow(
-        one.family, one.library, one.op, group, *four, len(whole.time_s), round(error, 4),
-        None if held_out_error is None else round(held_out_error, 4), one.source,
-    )  # fmt: skip
+        family=one.family,
+        library=one.library,
+        op=one.op,
+        group=group,
+        a_s=a_s,
+        hop_s=hop_s,
+        bytes_per_s=bytes_per_s,
+        points=len(whole.time_s),
+        fit_error=round(error, 4),
+        held_out_error=None if held_out_error is None else round(held_out_error, 4),
+        source=one.source,
+    )
 
 
 def write(rows: Iterable[CollectiveRow], path: Path | str, date: str) -> None:
@@ -284,7 +293,6 @@ def write(rows: Iterable[CollectiveRow], path: Path | str, date: str) -> None:
             held_out = "" if r.held_out_error is None else r.held_out_error
             numbers = (*r.a_s, *r.hop_s, *r.bytes_per_s, r.points, r.fit_error, held_out)
             table.writerow((r.family, r.library, r.op, r.group, *numbers, r.source))
-    assert len(COLUMNS) == 4 + 3 * len(PROTOCOLS) + 4
 
 
 def summary(rows: Iterable[CollectiveRow]) -> str:

@@ -1,4 +1,4 @@
-"""`headway collect DIR`: the runs below a folder in one table, as text, as JSON and as DIR/table.csv."""
+"""`headway collect DIR`: the runs below a folder in one table, as text, as JSON, as DIR/table.csv and as a page."""
 
 from pathlib import Path
 
@@ -7,8 +7,9 @@ from scripts.arguments import Arguments
 
 
 def run(arguments: Arguments) -> Answer:
-    """Collect and write table.csv beside the runs."""
+    """Collect and write table.csv and sweep.html beside the runs."""
     from sim.report.collect import collect, collect_csv, collect_text
+    from sim.report.page.sweep import sweep_page
 
     if len(arguments.words) != 1:
         raise ValueError(f"headway collect wants one folder, got {len(arguments.words)}.")
@@ -16,4 +17,7 @@ def run(arguments: Arguments) -> Answer:
     rows = collect(folder)
     path = folder / "table.csv"
     path.write_text(collect_csv(rows), encoding="utf-8")
-    return Answer({"status": "ok", "runs": rows, "table": str(path)}, f"{collect_text(rows)}\n\ntable: {path}")
+    page = folder / "sweep.html"
+    page.write_text(sweep_page(rows, folder.resolve().name), encoding="utf-8")
+    fields = {"status": "ok", "runs": rows, "table": str(path), "page": str(page)}
+    return Answer(fields, f"{collect_text(rows)}\n\ntable: {path}\npage: {page}")

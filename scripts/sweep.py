@@ -24,6 +24,7 @@ ANNOUNCE = False
 def sweep(asked: Request, show_progress: bool) -> Answer:
     """Run all jobs and collect them. Exit code 2 only if none of them ended well."""
     from sim.report.collect import collect, collect_csv, collect_text
+    from sim.report.page.sweep import sweep_page
 
     overrides, folder = sweep_folder(asked.overrides)
     jobs = expand(overrides, asked.config_dirs)
@@ -33,11 +34,15 @@ def sweep(asked: Request, show_progress: bool) -> Answer:
     rows = collect(folder)
     table = folder / "table.csv"
     table.write_text(collect_csv(rows), encoding="utf-8")
+    page = folder / "sweep.html"
+    page.write_text(sweep_page(rows, folder.name), encoding="utf-8")
     ended = any(row["status"] == "ok" for row in rows)
     fields = {"status": "ok" if ended else "error", "jobs": len(jobs), "runs": rows, "results": str(folder)}
     if not ended:
         fields["message"] = f"none of the {len(jobs)} jobs could run: {rows[0]['reason']}"
-    text = "\n".join([collect_text(rows), "", *asked.remarks(), f"results: {folder}", f"table: {table}"])
+    text = "\n".join(
+        [collect_text(rows), "", *asked.remarks(), f"results: {folder}", f"table: {table}", f"page: {page}"]
+    )
     return Answer(fields, text, 0 if ended else 2)
 
 

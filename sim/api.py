@@ -23,6 +23,7 @@ from sim.deployment.compile import compile_plan
 from sim.deployment.plan import Plan
 from sim.deployment.settings import resolve_engine
 from sim.event.content import has_content
+from sim.event.router import make_router
 from sim.event.run import ExactRun, run_exact
 from sim.hardware.check import device_from
 from sim.memory.budget import memory_budget
@@ -33,6 +34,7 @@ from sim.report.result import SimulationResult, StepTable
 from sim.scan.jobs import Status, lane_job
 from sim.scan.recover import LaneRun
 from sim.scan.wide import scan as scan_lanes
+from sim.scheduler.find import check_scheduler
 from sim.workload.build import build_workload
 from sim.workload.trace import Workload
 
@@ -86,6 +88,8 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
 
     **Raises:** `ValueError` for bad input, `Infeasible` for a deployment that does not fit.
     """
+    check_scheduler(conf.engine.scheduler)
+    make_router(conf.deployment.router, conf.seed)
     model = model_from_conf(conf.model)
     device = device_from(dataclasses.asdict(conf.hardware), conf.hardware.name)
     plan = compile_plan(model, device, conf.engine, conf.deployment)

@@ -33,7 +33,7 @@ class Content(Protocol):
 class BlockPool:
     """Blocks 1..usable (0 is the null block): reference counts, free queue, and hash -> blocks.
 
-    `unhashed_first`: freed blocks without a hash go to the front of the queue (vLLM 0.33), otherwise all go to the back.
+    `unhashed_first`: freed blocks without a hash go to the front of the queue (vLLM 0.33), otherwise to the back.
     """
 
     def __init__(self, usable: int, unhashed_first: bool):

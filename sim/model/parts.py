@@ -141,9 +141,14 @@ def experts(
     return MoE(count, top_k, inter, formats=formats, **changes)
 
 
-def layer_kinds(config: Config, count: int, default: list[str]) -> list[str]:
-    """`layer_types`, or `default`; ValueError if their number is not `count`."""
+def layer_kinds(
+    config: Config, count: int, default: list[str], known: tuple[str, ...] = ("full_attention", "sliding_attention")
+) -> list[str]:
+    """`layer_types`, or `default`; ValueError for a kind that is not `known`, or if there are fewer than `count`."""
     kinds: list[str] = config.sequence("layer_types", of=str, default=default)
+    unknown = sorted(set(kinds) - set(known))
+    if unknown:
+        raise ValueError(f"{config.where}: 'layer_types' must be of {', '.join(known)}, got {unknown[0]!r}.")
     if len(kinds) < count:
         raise ValueError(
             f"{config.where}: 'layer_types' must have one entry for each of {count} layers, got {len(kinds)}."

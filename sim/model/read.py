@@ -32,7 +32,7 @@ def read_model(config: Mapping[str, Any], name: str, dtype: str = "auto", quanti
     readers = families()
     values = text_part(config)
     model_type = values.get("model_type")
-    if model_type not in readers:
+    if not isinstance(model_type, str) or model_type not in readers:
         near = get_close_matches(str(model_type), readers, 3, 0.4) or sorted(readers)
         raise ValueError(
             f"{name}: model_type {model_type!r} is not known; the nearest known are {', '.join(near)} "

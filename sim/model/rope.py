@@ -67,6 +67,6 @@ def reach(config: Config, positions: int) -> int:
 
 def partial_factor(config: Config, default: float = 1.0) -> float:
     """The share of each head that is rotated, from the config or its rope section."""
-    sections = rope_section(config)
-    inside = sections[0].get("partial_rotary_factor") if sections else None
-    return float(config.number("partial_rotary_factor", "rotary_pct", default=inside or default))
+    for values in rope_section(config)[:1]:
+        default = Config(values, f"{config.where}, rope_parameters").number("partial_rotary_factor", default=default)
+    return float(config.number("partial_rotary_factor", "rotary_pct", default=default))

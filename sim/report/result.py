@@ -103,7 +103,8 @@ class SimulationResult:
     - `settings`: the resolved engine settings by name (`max_num_seqs`, `max_num_batched_tokens`, `graph_sizes`, ...).
     - `slo_ms`: goodput bounds in ms by metric (ttft, tpot, itl, e2el).
     - `assumptions` rows are (what, value, source); `config` is the resolved configuration.
-    - `checks`: name -> outcome of the invariants checked in the run; `timing`: seconds of wall and CPU time by phase.
+    - `checks`: name -> outcome of the invariants checked in the run.
+    - `timing`: what the simulation itself took, units in the names.
     - `versions`: package -> version.
     """
 

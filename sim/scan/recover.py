@@ -1,6 +1,6 @@
 """From the lanes' logs to what a person asks for: times per request, inter-token latencies, the table of steps.
 
-All lanes that end in one window are recovered together: their requests and steps are numbered through, lane after lane.
+Lanes that end in one window are recovered together: their requests and steps are numbered through, lane after lane.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,10 @@ from sim.scan.jobs import LaneJob
 from sim.scan.loop import Ended
 from sim.scan.pack import Graphs, Unit
 from sim.scan.step import COMPLETES, DROPS, DROPS_PART, EVENT_BITS, RUNS
+
+
+TOGETHER = 64
+"""Lanes recovered at once: enough to spread numpy's fixed cost, few enough to stay in the caches."""
 
 
 class Unbalanced(RuntimeError):
@@ -73,6 +77,16 @@ def recover_units(
     ended: Sequence[Ended], units: Sequence[Unit], jobs: Sequence[LaneJob], graphs: Sequence[Graphs]
 ) -> list[UnitRun]:
     """All times of units that ran to their end; the arguments are parallel. Raises `Unbalanced` if something was lost."""
+    runs = []
+    for i in range(0, len(ended), TOGETHER):
+        group = slice(i, i + TOGETHER)
+        runs += _recover(ended[group], units[group], jobs[group], graphs[group])
+    return runs
+
+
+def _recover(
+    ended: Sequence[Ended], units: Sequence[Unit], jobs: Sequence[LaneJob], graphs: Sequence[Graphs]
+) -> list[UnitRun]:
     for one, unit, job in zip(ended, units, jobs, strict=True):
         _check_balance(one, unit, job)
     sizes = np.array([len(unit.request) for unit in units])
@@ -81,25 +95,29 @@ def recover_units(
     time_ns = np.concatenate([one.time_ns for one in ended])
     executed = time_ns >= 0
     iterations = np.array([len(one.time_ns) for one in ended])
-    step_ends = np.cumsum(executed)[np.cumsum(iterations) - 1]
+    steps_done = np.cumsum(executed, dtype=np.int32)
+    step_ends = steps_done[np.cumsum(iterations) - 1]
     step_at = np.concatenate([[0], step_ends[:-1]])
     end_ns = time_ns[executed].astype(np.int64)
 
     event = np.concatenate([one.event for one in ended])
-    offset = np.repeat(request_at, iterations)
-    lives = _lives(event, offset, executed, np.concatenate([unit.outputs for unit in units]))
+    at = np.flatnonzero(event & ((1 << EVENT_BITS) - 1))
+    subject = (event[at] >> EVENT_BITS) + request_at[np.searchsorted(np.cumsum(iterations), at, side="right")]
+    step = steps_done[at] - executed[at]
+    lives = _lives(event[at], subject, step, np.concatenate([unit.outputs for unit in units]))
     finish_ns = end_ns[lives.last]
     pickup_ns = np.array([job.pickup_ns for job in jobs])[owner]
     arrival_ns = np.concatenate([unit.arrival_ns for unit in units])
     limits = np.array([job.concurrency or size for job, size in zip(jobs, sizes, strict=True)])
     arrival_ns = np.maximum(arrival_ns, _released(finish_ns, owner, request_at, limits) + pickup_ns)
-    start_ns = np.concatenate([[0], end_ns[:-1]])
-    start_ns[step_at] = 0
+    before_ns = np.concatenate([[0], end_ns[:-1]])
+    before_ns[step_at] = 0
+    start_ns = before_ns.copy()
     np.maximum.at(start_ns, lives.scheduled, arrival_ns)  # after an idle time a step starts at an arrival
     under_way = np.concatenate(
         [
-            at + np.searchsorted(end_ns[at:end], arrival_ns[r : r + size])
-            for at, end, r, size in zip(step_at, step_ends, request_at, sizes, strict=True)
+            start + np.searchsorted(end_ns[start:end], arrival_ns[r : r + size])
+            for start, end, r, size in zip(step_at, step_ends, request_at, sizes, strict=True)
         ]
     )
     columns = {
@@ -111,7 +129,7 @@ def recover_units(
         "preemptions": lives.preemptions,
     }
     gap_count = _decodes(len(end_ns), lives)
-    gap_ns = end_ns - np.concatenate([[0], end_ns[:-1]])
+    gap_ns = end_ns - before_ns
     resumed, resumed_ns = _resumed(end_ns, lives)
     resumed_at = np.searchsorted(resumed, np.append(request_at, len(owner)))
     logs = _step_columns(ended, executed, start_ns, end_ns)
@@ -145,12 +163,9 @@ def _check_balance(ended: Ended, unit: Unit, job: LaneJob) -> None:
             raise Unbalanced(f"{name} at the end of job {unit.job}, replica {unit.replica}: wanted {want}, got {got}")
 
 
-def _lives(event: np.ndarray, offset: np.ndarray, executed: np.ndarray, outputs: np.ndarray) -> _Lives:
-    """Read the events: `offset` is added to a lane's request numbers, by iteration."""
+def _lives(bits: np.ndarray, subject: np.ndarray, step: np.ndarray, outputs: np.ndarray) -> _Lives:
+    """Read the events, in order: `bits` of `Log.event`, request and step of each."""
     count = len(outputs)
-    at = np.flatnonzero(event & ((1 << EVENT_BITS) - 1))
-    bits, subject = event[at], (event[at] >> EVENT_BITS) + offset[at]
-    step = (np.cumsum(executed) - executed)[at]
     runs, completes, drops = ((bits & bit) > 0 for bit in (RUNS, COMPLETES, DROPS))
     born_subject, born_step = subject[completes], step[completes]
     dropped_subject, dropped_step = subject[drops], step[drops]

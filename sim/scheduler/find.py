@@ -16,8 +16,14 @@ def scheduler_names() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(sim.scheduler.__path__) if m.name not in _NOT_SCHEDULERS)
 
 
+def check_scheduler(name: str) -> None:
+    """Raise `ValueError` for a scheduler that does not exist."""
+    known = scheduler_names()
+    if name not in known:
+        raise ValueError(f"engine.scheduler={name} cannot be simulated: wanted one of {', '.join(known)}.")
+
+
 def make_scheduler(name: str, settings: EngineSettings, usable_blocks: int, named_blocks: bool) -> Scheduler:
-    """One replica's scheduler. Raises `ValueError` for an unknown name."""
-    if name not in scheduler_names():
-        raise ValueError(f"engine.scheduler: wanted one of {', '.join(scheduler_names())}, got '{name}'")
+    """One replica's scheduler by name."""
+    check_scheduler(name)
     return importlib.import_module(f"sim.scheduler.{name}").make(settings, usable_blocks, named_blocks)

@@ -51,6 +51,14 @@ def without(key, **changes):
         (LLAMA | {"torch_dtype": "float7"}, r"'dtype' must be one of float32, .*, got 'float7'"),
         (LLAMA | {"tie_word_embeddings": "yes"}, r"'tie_word_embeddings' must be true or false, got 'yes'"),
         (LLAMA | {"layer_types": ["full_attention"]}, r"one entry for each of 4 layers, got 1"),
+        (
+            LLAMA | {"layer_types": ["conv"] * 4},
+            r"'layer_types' must be of full_attention, sliding_attention, got 'conv'",
+        ),
+        (
+            LLAMA | {"rope_parameters": {"partial_rotary_factor": "x"}},
+            r"'partial_rotary_factor' must be a finite number",
+        ),
         (LLAMA | {"layer_types": 4}, r"'layer_types' must be a list of str values, got 4"),
         (LLAMA | {"rope_scaling": {"type": "yarn", "factor": math.nan}}, r"'factor' must be a finite number above 0"),
         (LLAMA | {"rope_scaling": "yarn"}, r"'rope_parameters' must be a mapping|'rope_scaling' must be a mapping"),

@@ -14,7 +14,7 @@ def qwen_next(config: Config, quant: Quantisation) -> ModelSpec:
     """`layer_types`, or every `full_attention_interval`-th layer full."""
     count, every = layer_count(config), config.integer("full_attention_interval", default=4)
     default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(count)]
-    kinds = layer_kinds(config, count, default)
+    kinds = layer_kinds(config, count, default, ("full_attention", "linear_attention"))
     layers = []
     for i in range(count):
         mixer = attention(config, quant, i) if kinds[i] == "full_attention" else delta(config, quant, i)

@@ -288,7 +288,7 @@ def run_html(result: SimulationResult) -> str:
     parts = []
     for name, values in (
         ("Checks", result.checks),
-        ("Time this simulation took (s)", result.timing),
+        ("Cost of the simulation", result.timing),
         ("Versions", result.versions),
     ):
         if values:

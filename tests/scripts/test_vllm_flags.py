@@ -1,0 +1,339 @@
+"""Flags of vLLM, SGLang and TensorRT-LLM, one row each: what they become, what is left out, what is refused."""
+
+import pytest
+
+from conf.compose import compose
+from scripts.arguments import Arguments
+from scripts.configure import request
+from scripts.vllm_flags import bench, choose_engine, engine_overrides, serve
+from scripts.vllm_flags.parser import human_int, words_of
+from scripts.vllm_flags.serve import BENCH, SERVE, SGLANG, TRTLLM
+from scripts.vllm_flags.translation import literal, table
+
+
+MODEL = "model=qwen3-32b"
+
+SERVE_ROWS = {
+    "--tensor-parallel-size 2": ["deployment.tensor_parallel=2"],
+    "--tensor_parallel_size=2": ["deployment.tensor_parallel=2"],
+    "-tp 2": ["deployment.tensor_parallel=2"],
+    "--pipeline-parallel-size 4": ["deployment.pipeline_parallel=4"],
+    "-pp 4": ["deployment.pipeline_parallel=4"],
+    "--data-parallel-size 3": ["deployment.replicas=3"],
+    "-dp 1": ["deployment.replicas=1"],
+    "--enable-expert-parallel": ["deployment.expert_parallel=true"],
+    "--dtype float16": ["model.dtype=float16"],
+    "--dtype auto": [],
+    "--quantization fp8": ["model.quantization=fp8"],
+    "-q fp8": ["model.quantization=fp8"],
+    "--kv-cache-dtype fp8": ["engine.kv_cache_dtype=fp8"],
+    "--gpu-memory-utilization 0.95": ["engine.gpu_memory_utilization=0.95"],
+    "--kv-cache-memory-bytes 10G": [f"engine.kv_cache_memory_bytes={10 * 2**30}"],
+    "--kv-cache-memory 1000": ["engine.kv_cache_memory_bytes=1000"],
+    "--num-gpu-blocks-override 512": ["engine.num_gpu_blocks_override=512"],
+    "--block-size 32": ["engine.block_size=32"],
+    "--max-model-len 8192": ["engine.max_model_len=8192"],
+    "--max-model-len 8k": ["engine.max_model_len=8000"],
+    "--max-model-len 8K": ["engine.max_model_len=8192"],
+    "--max-model-len auto": [],
+    "--max-model-len -1": [],
+    "--max-num-seqs 128": ["engine.max_num_seqs=128"],
+    "--max-num-batched-tokens 2048": ["engine.max_num_batched_tokens=2048"],
+    "--long-prefill-token-threshold 0": [],
+    "--max-num-partial-prefills 1": [],
+    "--enable-chunked-prefill": ["engine.enable_chunked_prefill=true"],
+    "--enable-chunked-prefill false": ["engine.enable_chunked_prefill=false"],
+    "--no-enable-chunked-prefill": ["engine.enable_chunked_prefill=false"],
+    "--enable-prefix-caching": ["engine.enable_prefix_caching=true"],
+    "--no-enable-prefix-caching": ["engine.enable_prefix_caching=false"],
+    "--no_enable_prefix_caching": ["engine.enable_prefix_caching=false"],
+    "--scheduling-policy fcfs": [],
+    "--enforce-eager": ["engine.enforce_eager=true"],
+    "--max-cudagraph-capture-size 256": ["engine.max_cudagraph_capture_size=256"],
+    "--cudagraph-capture-sizes 1 2 4 -tp 2": [
+        "engine.cudagraph_capture_sizes=[1,2,4]",
+        "deployment.tensor_parallel=2",
+    ],
+    '--compilation-config \'{"cudagraph_mode": "full"}\'': ["engine.cudagraph_mode=FULL"],
+    "--compilation-config.cudagraph_mode piecewise": ["engine.cudagraph_mode=PIECEWISE"],
+    "-cc.cudagraph_capture_sizes '[1, 8]'": ["engine.cudagraph_capture_sizes=[1,8]"],
+    "-O0": ["engine.cudagraph_mode=NONE"],
+    "-O3": [],
+    "--async-scheduling": ["engine.async_scheduling=true"],
+    "--no-async-scheduling": ["engine.async_scheduling=false"],
+    "--disable-hybrid-kv-cache-manager": ["engine.hybrid_kv_cache=false"],
+    "--hf-overrides '{\"num_hidden_layers\": 8}'": ["++model.config.num_hidden_layers=8"],
+}
+
+
+@pytest.mark.parametrize("flags", SERVE_ROWS)
+def test_a_flag_of_vllm_serve(flags):
+    found = serve(f"vllm serve Qwen/Qwen3-32B {flags}")
+    assert sorted(found.overrides) == sorted([MODEL, *SERVE_ROWS[flags]])
+    assert found.ignored == []
+
+
+LEFT_OUT = {
+    '--speculative-config \'{"method": "eagle"}\'': "speculative decoding is not modelled yet",
+    "--speculative-config.method eagle": "speculative decoding is not modelled yet",
+    '--kv-transfer-config \'{"kv_connector": "x"}\'': "KV transfer between instances is not modelled yet",
+    "--cpu-offload-gb 4": "weights in host memory are not modelled yet",
+    "--scheduling-policy priority": "no priorities",
+    "--long-prefill-token-threshold 512": "not modelled yet",
+    "--max-num-partial-prefills 2": "no such rule",
+    "--host 0.0.0.0": "does not change",
+    "--port 8000": "does not change",
+    "--trust-remote-code": "does not change",
+    "--served-model-name a b": "does not change",
+}
+
+
+@pytest.mark.parametrize("flags", LEFT_OUT)
+def test_what_is_left_out_is_said(flags):
+    found = serve(f"vllm serve Qwen/Qwen3-32B {flags}")
+    assert found.overrides == [MODEL]
+    ((flag, why),) = found.ignored
+    assert flag == flags.partition(" ")[0].partition(".")[0]
+    assert LEFT_OUT[flags] in why
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            "vllm serve Qwen/Qwen3-32B --max-num-seq 3",
+            "vllm serve has no flag --max-num-seq: did you mean --max-num-seqs?",
+        ),
+        ("vllm serve Qwen/Qwen3-32B --request-rate 3", "no flag --request-rate: it is one of `vllm bench serve`"),
+        ("vllm serve Qwen/Qwen3-32B --qqqq 3", "no flag --qqqq, as far as headway knows"),
+        ("vllm serve Qwen/Qwen3-32B --max-num-seqs many", "--max-num-seqs wants a whole number, got 'many'"),
+        ("vllm serve Qwen/Qwen3-32B --max-num-seqs", "--max-num-seqs wants a value, and the command ends there"),
+        ("vllm serve Qwen/Qwen3-32B --gpu-memory-utilization x", "--gpu-memory-utilization wants a number, got 'x'"),
+        ("vllm serve Qwen/Qwen3-32B --enforce-eager=maybe", "--enforce-eager wants true or false, got 'maybe'"),
+        ("vllm serve Qwen/Qwen3-32B --speculative-config x", "--speculative-config wants JSON, got 'x'"),
+        ("vllm serve Qwen/Qwen3-32B extra", "'extra' belongs to no flag"),
+        ("vllm serve Qwen/Qwen3-31B", "did you mean qwen3-"),
+        ("vllm serve --max-num-seqs 3", "vllm serve wants a model"),
+        ("vllm", "--serve wants a whole command in quotes"),
+        ("ollama run x", "--serve wants a whole command in quotes"),
+        ("vllm bench serve --seed 3", "give `vllm bench serve ...` as --bench"),
+        ("vllm serve 'x", "no closing quotation"),
+    ],
+)
+def test_mistakes_in_a_servers_command(command, said):
+    with pytest.raises(ValueError, match=said):
+        serve(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "CUDA_VISIBLE_DEVICES=0,1 VLLM_USE_V1=1 vllm serve Qwen/Qwen3-32B -tp 2",
+        "/usr/local/bin/vllm serve Qwen/Qwen3-32B \\\n  --tensor-parallel-size 2",
+        "python3 -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-32B --tensor-parallel-size=2",
+        "vllm serve --model Qwen/Qwen3-32B -tp=2",
+    ],
+)
+def test_a_command_as_it_stands_in_a_script(command):
+    assert sorted(serve(command).overrides) == ["deployment.tensor_parallel=2", MODEL]
+
+
+RANDOM = {
+    "workload": "random",
+    "workload.name": "random",
+    "workload.lengths": "fixed",
+    "workload.input_tokens": "1024",
+    "workload.output_tokens": "128",
+    "workload.prefix_tokens": "0",
+    "workload.num_requests": "1000",
+    "workload.arrival": "poisson",
+    "workload.rate": "inf",
+}
+
+BENCH_ROWS = {
+    "": {},
+    "--request-rate 10 --num-prompts 300": {
+        "workload.rate": "10.0",
+        "workload.num_requests": "300",
+        "workload.normalize_rate": "true",
+    },
+    "--request-rate inf": {},
+    "--burstiness 0.5 --request-rate 2": {
+        "workload.arrival": "gamma",
+        "workload.burstiness": "0.5",
+        "workload.rate": "2.0",
+        "workload.normalize_rate": "true",
+    },
+    "--max-concurrency 8": {"workload.concurrency": "8"},
+    "--random-input-len 100 --random-output-len 200": {"workload.input_tokens": "100", "workload.output_tokens": "200"},
+    "--random-range-ratio 0.2": {"workload.lengths": "uniform", "workload.range_ratio": "0.2"},
+    "--random-prefix-len 64": {"workload.prefix_tokens": "64"},
+    "--seed 3": {"seed": "3"},
+    "--goodput ttft:500 tpot:50.5": {"slo.ttft_ms": "500.0", "slo.tpot_ms": "50.5"},
+    "--metric-percentiles 25,99.9": {"percentiles": "[25.0,99.9]"},
+    "--dataset-name sonnet": {
+        "workload.name": "sonnet",
+        "workload.input_tokens": "350",
+        "workload.output_tokens": "150",
+        "workload.prefix_tokens": "200",
+    },
+    "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 9": {
+        "workload.arrival": "ramp",
+        "workload.rate": "1.0",
+        "workload.rate_end": "9.0",
+    },
+}
+
+
+@pytest.mark.parametrize("flags", BENCH_ROWS)
+@pytest.mark.parametrize("prefix", ["", "vllm bench serve "])
+def test_a_flag_of_vllm_bench_serve(prefix, flags):
+    found = bench(prefix + flags)
+    assert dict(override.split("=", 1) for override in found.overrides) == RANDOM | BENCH_ROWS[flags]
+    assert found.ignored == []
+
+
+def test_sharegpt_is_the_shipped_profile_where_the_file_is_absent(tmp_path):
+    found = bench("--dataset-name sharegpt --dataset-path nowhere.json --request-rate 4")
+    assert "workload=sharegpt" in found.overrides
+    assert "nowhere.json not being here" in found.notes[0]
+    file = tmp_path / "share.json"
+    file.write_text("[]")
+    assert f"workload={file}" in bench(f"--dataset-name sharegpt --dataset-path {file}").overrides
+
+
+def test_flags_of_the_client_that_change_nothing_are_said():
+    found = bench("--ignore-eos --save-result --backend vllm")
+    assert [flag for flag, _ in found.ignored] == ["--ignore-eos", "--save-result", "--backend"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--dataset-name hf", "--dataset-name hf is not available here"),
+        ("--dataset-name burstgpt", "wants --dataset-path"),
+        ("--goodput ttft=3", "--goodput wants ttft, tpot, itl or e2el as METRIC:MILLISECONDS"),
+        ("--max-num-seqs 3", "no flag --max-num-seqs: it is one of `vllm serve`"),
+        ("--request-rat 3", "did you mean --request-rate"),
+        ("--ramp-up-strategy exponential", "--ramp-up-strategy wants linear"),
+        ("--ramp-up-strategy linear", "wants --ramp-up-start-rps too"),
+        ("vllm serve x", "give the server's command as --serve"),
+    ],
+)
+def test_mistakes_in_a_load_generators_flags(flags, said):
+    with pytest.raises(ValueError, match=said):
+        bench(flags)
+
+
+def test_sglang_and_trtllm_are_read_for_their_memory(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    found = serve(
+        f"python -m sglang.launch_server --model-path {tmp_path} --tp 4 --mem-fraction-static 0.9 --disable-radix-cache "
+        "--max-running-requests 64 --chunked-prefill-size 4096 --page-size 16 --cuda-graph-max-bs 32 --enable-dp-attention"
+    )
+    assert set(found.overrides) == {
+        "engine=sglang-0.5",
+        f"model={tmp_path}",
+        "deployment.tensor_parallel=4",
+        "engine.gpu_memory_utilization=0.9",
+        "engine.enable_prefix_caching=false",
+        "engine.max_num_seqs=64",
+        "engine.max_num_batched_tokens=4096",
+        "engine.block_size=16",
+        "engine.max_cudagraph_capture_size=32",
+    }
+    assert [flag for flag, _ in found.ignored] == ["--enable-dp-attention"]
+    assert "its scheduler is not simulated yet" in found.notes[0]
+    found = serve(f"trtllm-serve {tmp_path} --tp_size 2 --kv_cache_free_gpu_memory_fraction 0.8 --max_batch_size 8")
+    assert set(found.overrides) == {
+        "engine=trtllm-1.0",
+        f"model={tmp_path}",
+        "deployment.tensor_parallel=2",
+        "engine.gpu_memory_utilization=0.8",
+        "engine.max_num_seqs=8",
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "overrides"),
+    [
+        (None, []),
+        ("vllm-0.33.0", ["engine=vllm-0.33.0"]),
+        ("vllm@0.33", ["engine=vllm-0.33.0"]),
+        ("0.19.0", ["engine=vllm-0.19.0"]),
+        ("v0.10.2", ["engine=vllm-0.10.2"]),
+        ("vllm-0.20.1", ["engine=vllm-0.19.0", 'engine.version="0.20.1"']),
+    ],
+)
+def test_engine_versions(wanted, overrides):
+    assert choose_engine("vllm", wanted) == overrides
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [("vlm-0.19", "wants vllm-VERSION, got vlm-0.19"), ("vllm-0.1", "the earliest vllm known is 0.10.2")],
+)
+def test_engine_versions_that_are_none(wanted, said):
+    with pytest.raises(ValueError, match=said):
+        choose_engine("vllm", wanted)
+
+
+def test_engine_arguments_of_a_recorded_run():
+    found = engine_overrides({"model": "x", "max_num_seqs": 128, "dtype": "bfloat16", "max_model_len": None, "odd": 1})
+    assert set(found.overrides) == {"engine.max_num_seqs=128", "model.dtype=bfloat16"}
+    assert found.ignored == [("odd", "not a setting known here")]
+
+
+def test_own_keys_win_over_flags():
+    options = {"--serve": "vllm serve Qwen/Qwen3-32B -tp 2", "--bench": "--request-rate 10"}
+    asked = request(Arguments(dict(options), ["deployment.tensor_parallel=4", "workload=sharegpt"]))
+    found = asked.config()
+    assert found.deployment.tensor_parallel == 4
+    assert (found.workload.name, found.workload.rate, found.workload.lengths) == ("sharegpt", 10.0, "profile")
+
+
+def test_a_whole_command_composes():
+    options = {
+        "--serve": "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 --max-num-seqs 128 --host 0.0.0.0",
+        "--bench": "--request-rate 10 --num-prompts 300",
+        "--engine": "vllm-0.33.0",
+    }
+    asked = request(Arguments(dict(options), []))
+    found = asked.config()
+    assert (found.model.name, found.deployment.tensor_parallel, found.engine.max_num_seqs) == ("qwen3-32b", 2, 128)
+    assert (found.engine.version, found.workload.num_requests, found.workload.rate) == ("0.33.0", 300, 10.0)
+    assert asked.remarks() == ["not used: --host (it does not change what is served, nor how fast)"]
+
+
+@pytest.mark.parametrize("program", [SERVE, BENCH, SGLANG, TRTLLM])
+def test_every_key_of_the_table_exists(program):
+    """A flag has exactly one meaning: a key of the schema, a rule, or a reason to leave it out."""
+    from conf.mistakes import keys
+
+    known = set(keys())
+    names, _ = table(program)
+    for name, flag in names.items():
+        assert sum((flag.key is not None, flag.special is not None, bool(flag.why))) == 1, name
+        assert flag.key is None or flag.key in known, name
+        assert flag.kind in ("int", "float", "text", "flag", "list", "json"), name
+
+
+@pytest.mark.parametrize(("text", "value"), [("4096", 4096), ("4k", 4000), ("4K", 4096), ("25.6k", 25600), ("-1", -1)])
+def test_human_integers(text, value):
+    assert human_int(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "4kB", "0.0001k"])
+def test_what_is_no_integer(text):
+    with pytest.raises(ValueError, match="^"):
+        human_int(text)
+
+
+def test_values_survive_the_grammar_of_overrides():
+    for value in ("a b", 'say "x"', "a,b", "x=1", "back\\slash"):
+        assert compose([f"workload.name={literal(value)}"]).workload.name == value
+    assert literal([1, True, None, "a"]) == "[1,true,null,a]"
+
+
+def test_words_of_a_command():
+    assert words_of("A=1 B=2 vllm serve x # comment") == ["vllm", "serve", "x"]
