@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conf.files import by_hf_id, choices, looks_like_file
+from conf.files import by_hf_id, choices, hub_names, looks_like_file
 from conf.mistakes import did_you_mean, nearest
 from scripts.vllm_flags.parser import Given, parse_flags, words_of
 from scripts.vllm_flags.translation import Rule, Translation, apply, literal, table
-from sim.model.read import by_hub_name
 
 
 SERVE, BENCH, SGLANG, TRTLLM = "vllm serve", "vllm bench serve", "sglang serve", "trtllm-serve"
@@ -119,7 +118,7 @@ def model_rule(given: Given, out: Translation) -> None:
     local = path.exists() or (looks_like_file(model) and not re.fullmatch(r"[\w.-]+/[\w.-]+", model))
     name = model if local else by_hf_id(model)
     out.set("model", name)
-    if not local and by_hub_name().get(model.lower()) != name:
+    if not local and hub_names().get(model.lower()) != name:
         out.notes.append(f"{model} is taken to have the shape of the catalogue's {name}")
 
 

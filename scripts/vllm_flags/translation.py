@@ -36,8 +36,10 @@ def literal(value: Any) -> str:
     if value is None:
         return "null"
     text = str(value)
-    plain = re.fullmatch(r"[A-Za-z0-9_./:@+-]+", text) is not None
-    return text if plain or not isinstance(value, str) else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if not isinstance(value, str) or re.fullmatch(r"[A-Za-z0-9_./:@+-]+", text):
+        return text
+    # The grammar reads a backslash as one only before a quote.
+    return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), text) + '"'
 
 
 @cache

@@ -95,7 +95,7 @@ def attention_terms(
             units=units * same,
             key_s=key_s,
             block_s=constants.block_s + 0.5 * constants.block_keys * key_s,
-            empty_s=constants.empty_block_s * slots.wave * slots.joint * heads / units,
+            empty_s=constants.empty_block_s * slots.wave * heads / units,
             wave=slots.wave,
             kv_token_s=stream_s,
             context_token_s=slots.context_flops / slots.flops_per_s + expanded_bytes / stream,

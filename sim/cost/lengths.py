@@ -24,7 +24,7 @@ last-level cache: `1 + gate min(g - 1, (g - 1)(n + 1)/units)` times, gate = f^4/
     E[min(l, w)] = min(mu, w) - k V/(2 (d + sqrt(d^2 + k V))),    d = |mu - w|
 
 exact when all lengths are equal, and for a normal law with its mean at w. With chunked-local attention a row past its
-chunk reads half of it on average. Prefill: exact for one chunk, whose rows see uniformly more keys from first to last.
+chunk reads any part of it, half on average. Prefill: exact for one chunk, whose rows see uniformly more keys from first to last.
 """
 
 import math
@@ -242,8 +242,9 @@ def windowed_rows(
     distance = xp.maximum(gap, -gap)
     inside = xp.minimum(mean, window) - spread / (2.0 * (distance + root))
     share_past = 0.5 + 0.5 * gap / root
-    inside = inside - chunked * 0.5 * share_past * window
-    return inside, variance * (1.0 - share_past), xp.minimum(longest, window)
+    in_chunks = chunked * share_past * window
+    variance = variance * (1.0 - share_past) + in_chunks * window / 12.0
+    return inside - 0.5 * in_chunks, variance, xp.minimum(longest, window)
 
 
 def windowed_chunk(

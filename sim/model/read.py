@@ -1,6 +1,7 @@
 """From a HuggingFace config (or one of our files) to a `ModelSpec`."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
@@ -31,13 +32,8 @@ def read_model(config: Mapping[str, Any], name: str, dtype: str = "auto", quanti
         raise ValueError(f"{name}: a model config must be a mapping of keys, got {type(config).__name__}.")
     readers = families()
     values = text_part(config)
-    model_type = values.get("model_type")
-    if not isinstance(model_type, str) or model_type not in readers:
-        near = get_close_matches(str(model_type), readers, 3, 0.4) or sorted(readers)
-        raise ValueError(
-            f"{name}: model_type {model_type!r} is not known; the nearest known are {', '.join(near)} "
-            "(set 'model_type' in the config)."
-        )
+    model_type, notes = reader_name(values, readers, name)
+    values["model_type"] = model_type
     keys = Config(values, name)
     chosen = keys.text("dtype", "torch_dtype", default="bfloat16") if dtype == "auto" else dtype
     base = read_dtype(chosen, name, "dtype" if dtype == "auto" else "model.dtype")
@@ -45,14 +41,31 @@ def read_model(config: Mapping[str, Any], name: str, dtype: str = "auto", quanti
         keys.values["quantization_config"] = online(quantization)
     model = readers[model_type](keys, read_quantisation(keys, base))
     unread = keys.left_over()
-    notes, tower = beside(config, model.hidden, name)
+    told, tower = beside(config, model.hidden, name)
+    notes += told
     if unread:
         notes.append(f"config keys not used: {', '.join(sorted(unread))}")
     if dtype == "auto" and not {"dtype", "torch_dtype"} & set(keys.values):
         notes.append("the config names no dtype: bfloat16 taken")
     if model.draft_layers:
         notes.append(f"its draft layers (MTP, {len(model.draft_layers)}) are loaded only with speculative decoding")
-    return replace(model, name=name, model_type=str(model_type), tower_params=tower).noted(*notes)
+    return replace(model, name=name, model_type=model_type, tower_params=tower).noted(*notes)
+
+
+def reader_name(values: Mapping[str, Any], readers: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
+    """The known `model_type` of a config, or of its architecture with a note; ValueError with the nearest known."""
+    given = values.get("model_type")
+    if isinstance(given, str) and given in readers:
+        return given, []
+    architectures = values.get("architectures")
+    for architecture in architectures if isinstance(architectures, list) else []:
+        plain = re.sub(r"For(CausalLM|ConditionalGeneration)$", "", str(architecture)).lower()
+        for known in readers:
+            if known.replace("_", "") == plain:
+                return known, [f"model_type {given!r} is not known: read as {known}, by its architecture"]
+    near = get_close_matches(given, readers, 3, 0.4) if isinstance(given, str) else []
+    hint = f"the nearest known are {', '.join(near)}" if near else f"known are {', '.join(sorted(readers))}"
+    raise ValueError(f"{where}: model_type {given!r} is not known; {hint} (set 'model_type' in the config).")
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:

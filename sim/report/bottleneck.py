@@ -59,10 +59,12 @@ def step_shares(result: SimulationResult) -> StepShares | None:
     at_limit = np.asarray(steps.running) >= settings.get("max_num_seqs", np.inf)
     spent = tokens >= settings.get("max_num_batched_tokens", np.inf)
     short = ~at_limit & ~spent
+    full = np.asarray(steps.free_blocks) < 0.1 * max(result.num_gpu_blocks, 1)
     if not settings.get("chunked_prefill", True):
         # A whole prompt has to fit the budget, so an unspent budget proves nothing; few free blocks do.
-        full = np.asarray(steps.free_blocks) < 0.1 * max(result.num_gpu_blocks, 1)
-        short, spent = short & full, spent | (~at_limit & ~full)
+        short, spent = short & full, spent | (short & ~full)
+    elif not {"max_num_seqs", "max_num_batched_tokens"} <= settings.keys():
+        short &= full  # without the limits nothing can be told by elimination
     decode_only = np.asarray(steps.prefill_tokens) == 0
     eager = decode_only & (np.asarray(steps.graph_mode) == 0) & bool(len(settings.get("graph_sizes", ())))
     totals = {name: float(np.sum(seconds)) for name, seconds in result.components_s.items()}
@@ -90,7 +92,9 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
     steps = result.steps
     computed = float(np.sum(steps.prefill_tokens) + np.sum(steps.decodes))
     thrashes = (metrics.recomputed_tokens or 0) > RECOMPUTE_SHARE * computed
-    if shares.waiting < QUEUE_SHARE and not thrashes:
+    reasons = {"seats": shares.seats, "token_budget": shares.budget, "kv": shares.kv}
+    queued = shares.waiting >= QUEUE_SHARE and any(reasons.values())
+    if not queued and not thrashes:
         return None
     found = latencies(result.requests)
     queue_share = float(found.queue_s.sum() / found.e2el_s.sum()) if found.e2el_s.sum() > 0 else 0.0
@@ -101,8 +105,7 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
         "kv": shares.kv,
         "queue_share_of_e2el": queue_share,
     }
-    reasons = {"seats": shares.seats, "token_budget": shares.budget, "kv": shares.kv}
-    reason = max(reasons, key=lambda name: reasons[name]) if shares.waiting >= QUEUE_SHARE else "kv"
+    reason = max(reasons, key=lambda name: reasons[name]) if queued else "kv"
     waits = f"requests wait during {shares.waiting:.0%} of step time, and queueing is {queue_share:.0%} of E2E latency"
     kv_mean, kv_max = metrics.kv_usage_mean or 0.0, metrics.kv_usage_max or 0.0
     if reason == "seats":

@@ -15,7 +15,7 @@ from sim.scan.pack import Graphs, Unit
 from sim.scan.step import COMPLETES, DROPS, DROPS_PART, EVENT_BITS, RUNS
 
 
-TOGETHER = 64
+TOGETHER = 16
 """Lanes recovered at once: enough to spread numpy's fixed cost, few enough to stay in the caches."""
 
 
@@ -108,8 +108,8 @@ def _recover(
     finish_ns = end_ns[lives.last]
     pickup_ns = np.array([job.pickup_ns for job in jobs])[owner]
     arrival_ns = np.concatenate([unit.arrival_ns for unit in units])
-    limits = np.array([job.concurrency or size for job, size in zip(jobs, sizes, strict=True)])
-    arrival_ns = np.maximum(arrival_ns, _released(finish_ns, owner, request_at, limits) + pickup_ns)
+    released = [_released(one, job.concurrency) for one, job in zip(np.split(finish_ns, request_at[1:]), jobs, strict=True)]
+    arrival_ns = np.maximum(arrival_ns, np.concatenate(released) + pickup_ns)
     before_ns = np.concatenate([[0], end_ns[:-1]])
     before_ns[step_at] = 0
     start_ns = before_ns.copy()
@@ -189,14 +189,11 @@ def _lives(bits: np.ndarray, subject: np.ndarray, step: np.ndarray, outputs: np.
     )
 
 
-def _released(finish_ns: np.ndarray, owner: np.ndarray, request_at: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """When each request could be sent at most `limits` at a time: at the end of the (i - K + 1)-th to end; 0 for the first."""
-    number = np.arange(len(finish_ns)) - request_at[owner]
-    held = number >= limits[owner]
-    if not held.any():
+def _released(finish_ns: np.ndarray, limit: int | None) -> np.ndarray:
+    """When each request could be sent at most `limit` at a time: at the end of the (i - K + 1)-th to end; 0 for the first."""
+    if limit is None or limit >= len(finish_ns):
         return np.zeros(len(finish_ns), np.int64)
-    in_order = finish_ns[np.lexsort((finish_ns, owner))]
-    return np.where(held, in_order[np.arange(len(finish_ns)) - limits[owner] * held], 0)
+    return np.concatenate([np.zeros(limit, np.int64), np.sort(finish_ns)[:-limit]])
 
 
 def _decodes(steps: int, lives: _Lives) -> np.ndarray:

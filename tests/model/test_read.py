@@ -63,7 +63,7 @@ def without(key, **changes):
         (LLAMA | {"rope_scaling": {"type": "yarn", "factor": math.nan}}, r"'factor' must be a finite number above 0"),
         (LLAMA | {"rope_scaling": "yarn"}, r"'rope_parameters' must be a mapping|'rope_scaling' must be a mapping"),
         (LLAMA | {"model_type": "lama"}, r"model_type 'lama' is not known; the nearest known are .*llama"),
-        (without("model_type"), r"model_type None is not known; the nearest known are"),
+        (without("model_type"), r"model_type None is not known; known are .*llama, "),
         ([], r"must be a mapping of keys, got list"),
     ],
 )
@@ -72,6 +72,29 @@ def test_bad_configs_are_told_in_one_sentence(config, message):
         read_model(config, "m")
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith((".", "?", ")"))
+
+
+def test_an_architecture_stands_in_for_an_unknown_type():
+    model = read_model(LLAMA | {"model_type": "my_llama", "architectures": ["LlamaForCausalLM"]}, "m")
+    assert model.layers == read_model(LLAMA, "m").layers
+    assert model.notes == ("model_type 'my_llama' is not known: read as llama, by its architecture",)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "published", "changes"),
+    [
+        # sizes of StarCoder2-7B, Command R, InternLM2-7B, OLMo-2-7B as on their model pages
+        ("starcoder2", 7_173_923_840, dict(hidden_size=4608, num_attention_heads=36, num_key_value_heads=4,
+            intermediate_size=18432, vocab_size=49152)),
+        ("cohere", 34_980_831_232, dict(hidden_size=8192, num_hidden_layers=40, num_attention_heads=64,
+            num_key_value_heads=64, intermediate_size=22528, vocab_size=256000)),
+        ("internlm2", 7_737_708_544, dict(num_key_value_heads=8, intermediate_size=14336, vocab_size=92544)),
+        ("olmo2", 7_298_617_344, dict(num_key_value_heads=32, intermediate_size=11008, vocab_size=100352)),
+    ],
+)  # fmt: skip
+def test_families_without_a_catalogue_entry(model_type, published, changes):
+    shape = {"model_type": model_type, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+    assert read_model(LLAMA | shape | changes, "m").params() == published
 
 
 def test_more_active_experts_than_experts():

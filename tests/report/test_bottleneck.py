@@ -72,3 +72,10 @@ def test_decode_batches_beyond_the_captured_graphs_are_named(toy):
 
 def test_nothing_ran_nothing_to_blame(toy):
     assert judge(toy(requests=5, blocks=0)) is None
+
+
+def test_without_the_limits_blocks_are_not_blamed_by_elimination(toy):
+    run = toy(requests=120, seats=8, rate=40.0, blocks=60000)
+    run.settings.clear()
+    assert step_shares(run).waiting > 0.5
+    assert judge(run).kind != "kv-bound"

@@ -228,8 +228,9 @@ def test_mistakes_in_a_load_generators_flags(flags, said):
 def test_sglang_and_trtllm_are_read_for_their_memory(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     found = serve(
-        f"python -m sglang.launch_server --model-path {tmp_path} --tp 4 --mem-fraction-static 0.9 --disable-radix-cache "
-        "--max-running-requests 64 --chunked-prefill-size 4096 --page-size 16 --cuda-graph-max-bs 32 --enable-dp-attention"
+        f"python -m sglang.launch_server --model-path {tmp_path} --tp 4 --mem-fraction-static 0.9 "
+        "--disable-radix-cache --max-running-requests 64 --chunked-prefill-size 4096 --page-size 16 "
+        "--cuda-graph-max-bs 32 --enable-dp-attention"
     )
     assert set(found.overrides) == {
         "engine=sglang-0.5",
@@ -330,7 +331,7 @@ def test_what_is_no_integer(text):
 
 
 def test_values_survive_the_grammar_of_overrides():
-    for value in ("a b", 'say "x"', "a,b", "x=1", "back\\slash"):
+    for value in ("a b", 'say "x"', "a,b", "x=1", "back\\slash", "end\\", "100%"):
         assert compose([f"workload.name={literal(value)}"]).workload.name == value
     assert literal([1, True, None, "a"]) == "[1,true,null,a]"
 

@@ -7,7 +7,7 @@ from sim.model.quantisation import Quantisation
 from sim.model.spec import Layer, ModelSpec
 
 
-@family("llama", "mistral", "ministral", "phi3", "granite", "mimo", "seed_oss")
+@family("llama", "mistral", "ministral", "phi3", "granite", "mimo", "seed_oss", "internlm2")
 def llama(config: Config, quant: Quantisation) -> ModelSpec:
     """A window, where the config has one, holds for every layer unless `layer_types` says otherwise."""
     count, keys = layer_count(config), window(config)

@@ -223,7 +223,7 @@ function showView(view) {
       chart.yAxis(y, ticks(0, top, 4));
       stack(chart, view.bars, layers, x, y);
       const scale = view.scale || 1;
-      chart.xAxis(x, ticks(low / scale, high / scale, 10).map((v) => v * scale), view.label, (v) => format(v / scale, 6));
+      chart.xAxis(x, ticks(low / scale, high / scale, 10).filter((v) => view.scale || Number.isInteger(v)).map((v) => v * scale), view.label, (v) => format(v / scale, 6));
       chart.positions = view.bars.map(([from, to]) => x((from + to) / 2));
     },
     read: (i) => ({
@@ -281,7 +281,7 @@ if (data.batch) {
       chart.yAxis(y, ticks(0, top, 4));
       stack(chart, totals.map((_, i) => [edges[i], edges[i + 1]]), layers, x, y);
       const half = edges[1] - edges[0] === 1 ? 0.5 : 0;
-      chart.xAxis((v) => x(v + half), ticks(edges[0], edges[edges.length - 1] - half, 10), "requests in the batch");
+      chart.xAxis((v) => x(v + half), ticks(edges[0], edges[edges.length - 1] - half, 10).filter(Number.isInteger), "requests in the batch");
       chart.positions = totals.map((_, i) => x((edges[i] + edges[i + 1]) / 2));
     },
     read: (i) => ({
@@ -352,7 +352,7 @@ for (const name of ["prompt", "output"]) {
       const y = chart.y(0, top);
       chart.yAxis(y, ticks(0, top, 3));
       stack(chart, counts.map((_, i) => [edges[i], edges[i + 1]]), [{ color: color("main"), values: counts }], x, y);
-      chart.xAxis(x, ticks(edges[0], edges[edges.length - 1], 4));
+      chart.xAxis(x, ticks(edges[0], edges[edges.length - 1], 4).filter(Number.isInteger));
       chart.positions = counts.map((_, i) => x((edges[i] + edges[i + 1]) / 2));
     },
     read: (i) => ({ when: `${found.edges[i]} – ${found.edges[i + 1] - 1} tokens`, rows: [{ name: "requests", value: format(found.counts[i], 6) }].concat(found.beyond ? [{ name: `longer than shown`, value: format(found.beyond, 6) }] : []) }),

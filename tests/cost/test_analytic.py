@@ -1,0 +1,165 @@
+"""The whole step: sums, splits, vmap against a loop, gradients, both precisions, monotone."""
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sim.cost.analytic import AnalyticCost, constants
+from sim.cost.step_cost import SECONDS
+from sim.deployment.lower import lower
+
+
+MIXED = ([(300, 1000)], [500, 900, 4000, 700])
+DECODE = ([], [500, 900, 4000, 700])
+
+compiled = jax.jit(lambda cost, plan, stats: cost(plan, stats))
+
+
+def total(cost, plan, stats):
+    return float(compiled(cost, plan, stats).total_s)
+
+
+def as_dtype(tree, dtype):
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), tree)
+
+
+def test_components_by_kernel(cost, plan, batch):
+    """Each component is its kernel's sum; no expert, no collective on one rank of a dense model."""
+    price = compiled(cost, plan, batch(*MIXED))
+    assert float(price.total_s) == pytest.approx(sum(float(getattr(price, name)) for name in SECONDS))
+    assert float(price.moe_s) == float(price.collective_s) == 0.0
+    for name in ("gemm_s", "attention_s", "elementwise_s", "head_s", "launch_s"):
+        assert float(getattr(price, name)) > 0
+    assert float(price.rel_error) == constants()["claim"]["rel_error"]
+    assert float(price.outside_share) == 1.0
+
+
+def test_experts_and_collectives(cost, experts, device, batch):
+    price = compiled(cost, lower(experts, device, tensor_parallel=4), batch(*MIXED))
+    assert float(price.moe_s) > 0
+    assert float(price.collective_s) > 0
+
+
+def test_flops_and_bytes_by_hand(cost, plan, batch):
+    # One decode of 400 tokens. Weights of both layers: qkv 1024 x 1536, o 1024 x 1024, gate_up 1024 x 8192, down 4096 x 1024;
+    # head 1024 x 32000. FLOPs: twice the weights, and 2 x 16 heads x 128 x 400 per layer.
+    price = compiled(cost, plan, batch(decodes=[400]))
+    weights = 2 * 1024 * (1536 + 1024 + 8192 + 4096) + 1024 * 32000
+    assert float(price.flops) == pytest.approx(2 * weights + 2 * 2 * 16 * 128 * 400)
+    assert float(price.memory_bytes) == pytest.approx(2 * weights + 2 * 400 * 1024, rel=2e-3)
+
+
+def test_an_empty_batch_costs_nothing(cost, plan, batch):
+    price = compiled(cost, plan, batch())
+    assert all(float(getattr(price, name)) == 0.0 for name in (*SECONDS, "memory_bytes", "flops"))
+
+
+def test_splits_as_the_tables_need(cost, plan, batch):
+    """Attention sees lengths only, the head emitting rows only, the rest padded tokens only."""
+    base, longer = batch(*DECODE), batch([], [5000, 900, 4000, 700])
+    one, two = compiled(cost, plan, base), compiled(cost, plan, longer)
+    changed = {name for name in SECONDS if float(getattr(one, name)) != float(getattr(two, name))}
+    assert changed == {"attention_s"}
+    more_rows = compiled(cost, plan, replace(base, emitting=np.float64(64.0)))
+    assert {name for name in SECONDS if float(getattr(one, name)) != float(getattr(more_rows, name))} == {"head_s"}
+    padded = compiled(cost, plan, replace(base, padded_tokens=np.float64(300.0)))
+    assert {name for name in SECONDS if float(getattr(one, name)) != float(getattr(padded, name))} == {
+        "gemm_s",
+        "elementwise_s",
+    }
+
+
+def test_vmap_over_configurations_equals_a_loop(cost, dense, experts, device, batch):
+    plans = [lower(dense, device), lower(experts, device), lower(experts, device, 2), lower(dense, device, 4)]
+    stats = [batch(*MIXED), batch(*DECODE), batch([(64, 0)]), batch()]
+    stacked = [jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees) for trees in (plans, stats)]
+    together = jax.jit(jax.vmap(cost))(*stacked)
+    for index, (one_plan, one_stats) in enumerate(zip(plans, stats, strict=True)):
+        alone = compiled(cost, one_plan, one_stats)
+        for name in (*SECONDS, "memory_bytes", "flops"):
+            got, want = float(getattr(together, name)[index]), float(getattr(alone, name))
+            assert got == pytest.approx(want, rel=1e-12)
+
+
+def test_leading_axes_without_vmap(cost, plan, batch):
+    stats = [batch(*MIXED), batch(*DECODE)]
+    stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *stats)
+    assert np.allclose(cost(plan, stacked).total_s, [total(cost, plan, one) for one in stats], rtol=1e-12)
+
+
+def test_single_precision(cost, plan, batch):
+    narrow = total(*as_dtype((cost, plan, batch(*MIXED)), jnp.float32))
+    assert narrow == pytest.approx(total(cost, plan, batch(*MIXED)), rel=1e-5)
+
+
+@pytest.mark.parametrize("drawn", [MIXED, DECODE, ([(64, 0)], []), ([], [])])
+def test_every_gradient_is_finite(cost, dense, experts, device, batch, drawn):
+    for plan in (lower(dense, device), lower(experts, device, 2)):
+        for dtype in (jnp.float64, jnp.float32):
+            wide = as_dtype((cost, plan, batch(*drawn)), dtype)
+            slopes = jax.jit(jax.grad(lambda three: three[0](three[1], three[2]).total_s))(wide)
+            assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(slopes))
+
+
+@pytest.mark.parametrize("name", ["memory_bytes_per_s", "compute_units", "unit_stream_bytes_per_s", "kernel_floor_s"])
+def test_gradients_of_the_device(cost, plan, batch, slope_matches, name):
+    def price(factor):
+        device = replace(plan.device, **{name: getattr(plan.device, name) * factor})
+        return cost(replace(plan, device=device), batch(*MIXED)).total_s
+
+    # the number of units also moves whole waves, which have no slope: only where no wave is at a corner
+    slope_matches(price, 1.0, step=1e-7 if name == "compute_units" else 1e-5)
+
+
+def test_gradients_of_the_constants(cost, plan, batch, slope_matches):
+    for where in (
+        lambda c: c.gemm.prologue_s,
+        lambda c: c.gemm.tile_share,
+        lambda c: c.attention.decode_floor_s,
+        lambda c: c.attention.block_s,
+        lambda c: c.elementwise.floor_s,
+        lambda c: c.elementwise.cache_share,
+    ):
+
+        def price(factor, where=where):
+            return eqx.tree_at(where, cost, where(cost) * factor)(plan, batch(*MIXED)).total_s
+
+        slope_matches(price, 1.0)
+
+
+def test_monotone(cost, plan, batch):
+    def rising(stats):
+        times = [total(cost, plan, one) for one in stats]
+        assert times == sorted(times)
+        assert times[0] < times[-1]
+
+    rising(batch(decodes=[1000] * n) for n in (1, 8, 64, 128, 256))
+    rising(batch(decodes=[n] * 64) for n in (1, 100, 1000, 8000))
+    rising(batch([(n, 0)]) for n in (1, 64, 512, 2048))
+    rising(batch(decodes=[1000], mode=mode) for mode in (2.0, 1.0, 0.0))
+
+
+def test_faster_devices_are_faster(cost, dense, device, batch):
+    slow = total(cost, lower(dense, device), batch(*MIXED))
+    for change in ({"memory_bytes_per_s": 2.5e12}, {"peak_flops_per_s": {"bf16": 500e12}}):
+        assert total(cost, lower(dense, replace(device, **change)), batch(*MIXED)) < slow
+
+
+def test_tensor_parallel_is_faster_but_not_twice(cost, dense, device, batch):
+    stats = batch(decodes=[2000] * 64)
+    one, two = (total(cost, lower(dense, device, ranks), stats) for ranks in (1, 2))
+    assert one / 2 < two < one
+
+
+def test_host_time_is_added(cost, dense, device, batch):
+    stats = batch(*DECODE)
+    more = total(cost, lower(dense, device, host_s=1e-3), stats) - total(cost, lower(dense, device), stats)
+    assert more == pytest.approx(1e-3)
+
+
+def test_dtype_of_the_constants():
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(AnalyticCost(np.float32)))
