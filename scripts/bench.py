@@ -1,7 +1,7 @@
 """`headway bench`: how fast the simulator is, each benchmark in fresh processes on one core.
 
-A benchmark is a function of some module that returns its numbers; its name and place stand in `BENCHMARKS`. Times are CPU
-seconds (`getrusage`), for the machine may be shared; of several processes the median is printed.
+A benchmark is a function of some module that returns its numbers; its name and place stand in `BENCHMARKS`. Times are
+CPU seconds (`getrusage`), for the machine may be shared; of several processes the median is printed.
 """
 
 import importlib
@@ -99,7 +99,7 @@ def peak_bytes(who: int = resource.RUSAGE_SELF) -> int:
 
 
 def median(repeats: list[dict[str, Any]]) -> dict[str, Any]:
-    """The median of each number over the repeats, and how far `steps_per_cpu_s` spread; a failed repeat counts as failed."""
+    """The median of each number over the repeats, with the range of `steps_per_cpu_s`; the failure, if one failed."""
     failed = [numbers for numbers in repeats if numbers["status"] != "ok"]
     if failed:
         return failed[0]

@@ -1,0 +1,230 @@
+"""The command line as a user meets it: help, answers, JSON, and one sentence for every kind of bad input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from scripts.commands import COMMANDS
+
+
+SMALL = ("workload=fixed-1024-128", "workload.num_requests=6")
+
+
+def test_help_is_one_screen(headway):
+    for words in ((), ("--help",), ("-h",)):
+        found = headway(*words)
+        assert found.code == 0
+        lines = found.out.rstrip().split("\n")
+        assert len(lines) <= 24
+        assert max(map(len, lines)) <= 100
+        assert all(f"\n  {name} " in found.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_explains_itself(headway, name):
+    found = headway(name, "--help")
+    assert found.code == 0
+    assert COMMANDS[name].example in found.out
+    assert "--json" in found.out
+    assert max(map(len, found.out.split("\n"))) <= 160
+
+
+def test_help_of_simulate_lists_keys_with_defaults(headway):
+    found = headway("simulate", "--help").out
+    assert any(line.split()[:2] == ["workload.rate", "10"] for line in found.split("\n"))
+    assert "deployment=NAME, one of" in found
+
+
+def test_version(headway):
+    assert headway("--version").out.startswith("headway 0.")
+    assert headway("--version", "--json").json()["status"] == "ok"
+
+
+def test_help_and_the_catalogues_need_no_jax():
+    """A command that prints a list must not wait for the compiler to load."""
+    code = (
+        "import sys\nfrom scripts.cli import main\n"
+        "assert main(sys.argv[1:]) == 0\nassert 'jax' not in sys.modules, 'jax was imported'\n"
+    )
+    for words in (["--help"], ["models", "qwen3-8b"], ["hardware"]):
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("simulat",), "headway has no command simulat: did you mean simulate?"),
+        (("qqq",), "headway has no command qqq: known are simulate, memory"),
+        (("workload.rate=3",), "the command comes first, `headway simulate workload.rate=3`"),
+        (("simulate", "--jsn"), "headway simulate has no option --jsn: did you mean --json?"),
+        (("simulate", "workload.raet=3"), "unknown key workload.raet: did you mean workload.rate?"),
+        (("simulate", "hardware=h1000"), "hardware=h1000 is not one of the"),
+        (("simulate", "--serve", "vllm"), "--serve wants a whole command in quotes"),
+        (("memory", "engine.max_num_seq=3"), "did you mean engine.max_num_seqs?"),
+        (("models", "a", "b"), "headway models wants one name, got a b."),
+        (("collect",), "headway collect wants one folder, got 0."),
+        (("collect", "nowhere"), "nowhere"),
+        (("validate",), "headway validate wants run=DIR"),
+        (("validate", "run=nowhere"), "run=nowhere: there is no such folder."),
+        (("bench", "event-contd"), "there is no benchmark event-contd: did you mean event-counted?"),
+        (("bench", "startup", "--repeat", "0"), "--repeat wants a whole number above 0, got '0'."),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(headway, tmp_path, words, said):
+    found = headway(*words)
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith("headway: ") and found.err.count("\n") == 1
+    assert said in found.err
+    as_json = headway(*words, "--json")
+    assert as_json.code == 2
+    assert as_json.json() == {"status": "error", "message": found.err.removeprefix("headway: ").rstrip("\n")}
+    assert list(tmp_path.iterdir()) == []
+
+
+def csv(text: str):
+    """A maker of `workload=FILE` overrides."""
+
+    def make(folder):
+        (folder / "input").mkdir(exist_ok=True)
+        path = folder / "input" / "trace.csv"
+        path.write_text(text)
+        return f"workload={path}"
+
+    return make
+
+
+HEAD = "arrival_s,input_tokens,output_tokens\n"
+
+BAD_INPUT = {
+    "vocabulary TP does not divide": (
+        ["model=qwen3-8b", "deployment.tensor_parallel=5"],
+        "divi|multiple|tensor_parallel",
+    ),
+    "heads TP does not divide": (
+        ["model=llama-3.1-8b", "deployment.tensor_parallel=3"],
+        "divi|multiple|tensor_parallel",
+    ),
+    "a length over the model's limit": (["model=phi-2", "engine.max_model_len=8192"], "2,048 .* engine.max_model_len"),
+    "weights that do not fit": (["model=llama-3.1-70b"], "does not fit: .* tensor_parallel=4"),
+    "zero blocks": (["engine.kv_cache_memory_bytes=1000"], "does not fit|block"),
+    "a negative rate": (["workload.rate=-1"], "workload.rate"),
+    "a rate that is no number": (["workload.rate=nan"], "workload.rate"),
+    "no requests": (["workload.num_requests=0"], "workload.num_requests"),
+    "an unknown scheduler": (["engine.scheduler=lottery"], "engine.scheduler"),
+    "an unknown router": (["deployment.router=lottery", "deployment.replicas=2"], "router"),
+    "no replicas": (["deployment.replicas=0"], "replicas"),
+    "unknown model keys": (["++model.config.num_atention_heads=3"], "num_atention_heads"),
+    "negative arrivals": ([csv(HEAD + "-1,10,10\n0,10,10\n")], "trace.csv.*negative|line 2"),
+    "unsorted arrivals": ([csv(HEAD + "5,10,10\n1,10,10\n")], "workload.sort"),
+    "NaN": ([csv(HEAD + "0,10,10\nnan,10,10\n")], "line 3"),
+    "an empty trace": ([csv("")], "empty|at least one|no request"),
+    "a trace without requests": ([csv(HEAD)], "at least one request"),
+    "a truncated csv": ([csv(HEAD + "0,10,10\n1,10\n")], "line 3"),
+    "a missing file": (["workload=nowhere.csv"], "there is no file"),
+    "an SLO that is none": (["slo.ttft_ms=-5"], "slo"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_leaves_no_results(headway, tmp_path, case):
+    overrides, said = BAD_INPUT[case]
+    words = [override(tmp_path) if callable(override) else override for override in overrides]
+    found = headway("simulate", *words, "--json")
+    assert found.code == 2, found.out
+    answer = found.json()
+    assert answer["status"] == "error"
+    import re
+
+    assert re.search(said, answer["message"]), answer["message"]
+    assert "\n" not in answer["message"]
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_run_prints_the_block_and_leaves_a_folder(headway, tmp_path):
+    found = headway("simulate", *SMALL, "results=out")
+    assert found.code == 0, found.err
+    assert "============ Serving Benchmark Result ============" in found.out
+    assert "page: out/report.html" in found.out
+    assert {"summary.json", "report.html", "requests.parquet"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert (tmp_path / "out" / "overrides.yaml").read_text().split("\n")[0] == "- workload=fixed-1024-128"
+
+
+def test_json_is_the_summary_and_nothing_else(headway, tmp_path):
+    found = headway("simulate", *SMALL, "results=out", "--json").json()
+    assert (found["status"], found["completed"], found["results"]) == ("ok", 6, "out")
+    assert found["overrides"] == [*SMALL, "results=out"]
+    written = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert {key: found[key] for key in written} == written
+
+
+def test_flags_of_vllm_run_and_what_is_left_out_is_said(headway):
+    words = ("--serve", "vllm serve Qwen/Qwen3-32B -tp 2 --port 1", "--bench", "--num-prompts 4 --random-output-len 4")
+    found = headway("simulate", *words, "--json").json()
+    assert (found["completed"], found["gpus"], found["model"]) == (4, 2, "qwen3-32b")
+    assert [row["flag"] for row in found["ignored_flags"]] == ["--port"]
+    assert "not used: --port" in headway("simulate", *words).out
+
+
+def test_the_configuration_can_be_looked_at(headway, tmp_path):
+    found = headway("simulate", *SMALL, "--cfg", "job")
+    assert "  num_requests: 6\n" in found.out
+    assert headway("memory", "--cfg", "job", "--json").json()["config"]["deployment"]["name"] == "single"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_prints_the_sum(headway):
+    found = headway("memory", "model=llama-3.1-8b")
+    assert found.code == 0
+    assert "Available KV cache memory:" in found.out and "GPU KV cache size:" in found.out
+    assert headway("memory", "--json").json()["fits"] is True
+
+
+def test_memory_that_does_not_fit_says_what_would(headway):
+    found = headway("memory", "model=llama-3.1-70b", "--json")
+    assert found.code == 2
+    answer = found.json()
+    assert (answer["status"], answer["fits"], answer["smallest_tensor_parallel"]) == ("infeasible", False, 4)
+
+
+def test_sglangs_memory_follows_its_own_rule(headway):
+    found = headway("memory", "--serve", "sglang serve --model-path Qwen/Qwen3-32B --tp 2", "--json").json()
+    assert (found["engine"], found["tensor_parallel"]) == ("sglang", 2)
+    refused = headway("simulate", "--serve", "sglang serve --model-path Qwen/Qwen3-32B --tp 2", "--json")
+    assert refused.code == 2
+    assert "engine.scheduler" in refused.json()["message"]
+
+
+def test_the_catalogues(headway):
+    models = headway("models", "--json").json()["models"]
+    assert models["qwen3-32b"]["hf_id"] == "Qwen/Qwen3-32B"
+    assert len(models) >= 25
+    devices = headway("hardware", "--json").json()["devices"]
+    assert devices["h100-sxm"]["memory_bytes"] > 8e10
+    assert "llama-3.1-8b" in headway("models").out
+    assert "h100-sxm" in headway("hardware").out
+    assert "memory_bytes_per_s" in headway("hardware", "h100-sxm").out
+    assert "64 full" in headway("models", "qwen3-32b").out
+
+
+def test_a_bug_is_called_one(headway, monkeypatch):
+    import scripts.hardware
+
+    monkeypatch.setattr(scripts.hardware, "table", lambda *_, **__: 1 / 0)
+    found = headway("hardware")
+    assert (found.code, found.out) == (1, "")
+    assert "a bug in headway, ZeroDivisionError" in found.err and "HEADWAY_DEBUG=1" in found.err
+    assert "Traceback" not in found.err
+    monkeypatch.setenv("HEADWAY_DEBUG", "1")
+    assert "Traceback" in headway("hardware").err
+    assert headway("hardware", "--json").json()["status"] == "bug"
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    code = "import sys; from scripts.cli import main; sys.exit(main(['hardware']))"
+    done = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -c "{code}" | true'], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
