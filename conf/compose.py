@@ -35,8 +35,8 @@ def prepare(overrides: Sequence[str]) -> list[str]:
         except HydraException:
             choices = [value.strip("'\"")]  # a path may hold characters that Hydra's grammar wants quoted
         else:
-            found = parsed.value()
-            sweep = found.list if isinstance(found, ChoiceSweep) else [found]
+            found: Any = parsed.value()
+            sweep: list[Any] = list(found.list) if isinstance(found, ChoiceSweep) else [found]
             if isinstance(found, Glob):
                 sweep = found.filter(shipped(key.lstrip("+")))
             if any(choice is None or isinstance(choice, list | dict) for choice in sweep):

@@ -44,7 +44,7 @@ def install(root: Path, stamp: str) -> None:
     say(f"first start: making {venv} with Python {version} ({sys.executable})")
     clear(venv)
     run(sys.executable, "-m", "venv", venv)
-    pip = [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
+    pip: list[str | Path] = [venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-qq", "install"]
     say("installing the pinned packages of requirements.txt (about a minute, once)")
     run(*pip, "--require-hashes", "--requirement", root / "requirements.txt")
     say("installing headway")

@@ -1,4 +1,4 @@
-"""`headway simulate -m`: every combination, each as a job of Hydra's launcher, then one table.
+"""`headway simulate -m`: every combination, in the wide engine or as jobs of Hydra's launcher, then one table.
 
 A mistake in any job is found before the first one runs. A job that cannot run (a deployment that does not fit, a
 broken trace) has a summary that says so, and never ends the sweep.
@@ -6,6 +6,7 @@ broken trace) has a summary that says so, and never ends the sweep.
 
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from conf.expand import SweepJob, expand
 from conf.files import REGISTERED
 from scripts.answer import Answer
 from scripts.configure import Request
+from scripts.failure import failure_status, reason_of
 from scripts.simulate import free_folder
+from scripts.wide_sweep import chosen_launcher, sweep_here
 
 
 ANNOUNCE = False
@@ -30,7 +33,8 @@ def sweep(asked: Request, show_progress: bool) -> Answer:
     jobs = expand(overrides, asked.config_dirs)
     if show_progress:
         print(f"headway: {len(jobs)} jobs, results in {folder}", file=sys.stderr)
-    launch([*searchpath(asked.config_dirs), *prepare(overrides)], folder, jobs, show_progress)
+    if chosen_launcher(overrides) or not sweep_here(jobs, folder, show_progress):
+        launch([*searchpath(asked.config_dirs), *prepare(overrides)], folder, jobs, show_progress)
     rows = collect(folder)
     table = folder / "table.csv"
     table.write_text(collect_csv(rows), encoding="utf-8")
@@ -40,8 +44,10 @@ def sweep(asked: Request, show_progress: bool) -> Answer:
     fields = {"status": "ok" if ended else "error", "jobs": len(jobs), "runs": rows, "results": str(folder)}
     if not ended:
         fields["message"] = f"none of the {len(jobs)} jobs could run: {rows[0]['reason']}"
+    engines = Counter(row["simulated_by"] for row in rows if row["status"] == "ok")
+    ran = ", ".join(f"{count} by the {name} engine" for name, count in engines.items())
     text = "\n".join(
-        [collect_text(rows), "", *asked.remarks(), f"results: {folder}", f"table: {table}", f"page: {page}"]
+        [collect_text(rows), *([ran] if ran else []), "", *asked.remarks(), f"results: {folder}", f"table: {table}", f"page: {page}"]
     )
     return Answer(fields, text, 0 if ended else 2)
 
@@ -100,21 +106,11 @@ def run_job(config: Any) -> str:
         write_results(result, folder, overrides, conf.percentiles)
         status, reason = "ok", ""
     except Exception as error:
-        status = failure_status(error)
-        reason = " ".join(str(error).split()) if status != "bug" else f"{type(error).__name__}: {error}"
+        status, reason = failure_status(error), reason_of(error)
         write_failure(folder, status, reason, dataclasses.asdict(conf) if conf else {}, overrides)
     if ANNOUNCE:
         print(f"headway: job {job.job.num}: {status} {reason} ({' '.join(overrides)})", file=sys.stderr)
     return status
-
-
-def failure_status(error: Exception) -> str:
-    """`infeasible`: well described but it cannot start; `error`: bad input; `bug`: anything else."""
-    from sim.api import Infeasible
-
-    return (
-        "infeasible" if isinstance(error, Infeasible) else "error" if isinstance(error, ValueError | OSError) else "bug"
-    )
 
 
 def as_typed(override: str) -> str:

@@ -70,6 +70,7 @@ def recorded_settings(folder: Path, meta: dict[str, Any]) -> tuple[list[str], li
         overrides += choose_engine("vllm", str(meta["vllm_version"]))
     translated = engine_overrides(meta.get("engine_kwargs", {}))
     remarks += [f"not used: {flag} ({why})" for flag, why in translated.ignored]
+    remarks += translated.notes
     return [*overrides, *translated.overrides], remarks
 
 

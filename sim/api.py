@@ -31,7 +31,7 @@ from sim.memory.report import memory_report
 from sim.memory.terms import MemoryBudget
 from sim.model.read import model_from_conf
 from sim.report.result import SimulationResult, StepTable
-from sim.scan.jobs import Status, lane_job
+from sim.scan.jobs import LaneJob, Status, lane_job, servable, why_exact as lane_needs_exact
 from sim.scan.recover import LaneRun
 from sim.scan.wide import scan as scan_lanes
 from sim.scheduler.find import check_scheduler
@@ -67,6 +67,18 @@ class Job:
         engine = self.plan.engine
         largest = max(engine.max_num_batched_tokens, *engine.graph_sizes, 0)
         return price_table(self.cost, self.plan.arrays, largest, engine.max_num_seqs)
+
+    def lane_job(self, table: int = 0) -> LaneJob:
+        """The job as a lane of the wide engine, priced by the table of that number."""
+        return lane_job(
+            self.workload,
+            self.plan.engine,
+            self.pool_blocks - 1,
+            table=table,
+            replicas=self.conf.deployment.replicas,
+            router=self.conf.deployment.router,
+            scheduler=self.conf.engine.scheduler,
+        )
 
     def price_key(self) -> bytes:
         """Equal for jobs whose price tables are equal."""
@@ -134,6 +146,13 @@ def run(job: Job, on_progress: Callable[[int], None] | None = None) -> Simulatio
     return result
 
 
+def why_exact(job: Job) -> str:
+    """Why only the exact engine can run this job; empty if the wide one can."""
+    lane = job.lane_job()
+    served, _ = servable(lane)
+    return lane_needs_exact(lane, served)
+
+
 def scan(
     jobs: Sequence[Job],
     consume: Callable[[int, SimulationResult], None],
@@ -152,18 +171,7 @@ def scan(
         if key not in table_of:
             table_of[key] = len(tables)
             tables.append(job.price_table())
-        deployment = job.conf.deployment
-        lane_jobs.append(
-            lane_job(
-                job.workload,
-                job.plan.engine,
-                job.pool_blocks - 1,
-                table=table_of[key],
-                replicas=deployment.replicas,
-                router=deployment.router,
-                scheduler=job.conf.engine.scheduler,
-            )
-        )
+        lane_jobs.append(job.lane_job(table_of[key]))
 
     def reduce(index: int, lane: LaneRun) -> None:
         assert lane.steps is not None

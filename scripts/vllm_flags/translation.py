@@ -45,7 +45,8 @@ def literal(value: Any) -> str:
 @cache
 def table(program: str) -> tuple[dict[str, Flag], dict[str, Flag]]:
     """The flags of a program by long and by short name."""
-    names, shorts = {}, {}
+    names: dict[str, Flag] = {}
+    shorts: dict[str, Flag] = {}
     for name, row in yaml.safe_load(Path(__file__).with_name("flags.yaml").read_text())[program].items():
         also, short = row.pop("also", []), row.pop("short", None)
         flag = Flag(name, **row | {"neutral": tuple(row.get("neutral", ()))})

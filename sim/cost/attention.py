@@ -21,6 +21,7 @@ from sim.cost.lengths import (
     windowed_chunk,
     windowed_rows,
 )
+from sim.cost.soft import soft_maximum
 from sim.cost.stats import BatchStats
 from sim.deployment.plan import UNLIMITED, AttentionSlots, DeviceArrays, PlanArrays, RecurrentSlots
 
@@ -67,7 +68,6 @@ def attention_terms(
     chain_load_s = slots.kv_bytes_per_token / kv_heads / device.unit_stream_bytes_per_s[..., None]
     stream_s = slots.kv_bytes_per_token / stream
     compute_s = row_blocks * block_flops / rate
-    both = (stream_s * stream_s) ** 2 + (compute_s * compute_s) ** 2
 
     packed_group = 1.0 + slots.packed * (group - 1.0)
     key_s = 2.0 * slots.tile_rows * slots.prefill_dim * units / rate
@@ -84,7 +84,7 @@ def attention_terms(
             several_s=constants.several_s * same,
             split_s=constants.split_s * same,
             row_s=constants.decode_block_s * row_blocks / units,
-            token_s=xp.sqrt(xp.sqrt(both)),
+            token_s=soft_maximum(xp, stream_s, compute_s),
             chain_s=xp.maximum(chain_compute_s, chain_load_s),
             split_share=row_blocks / (constants.split_blocks_per_unit * units),
         ),

@@ -5,8 +5,8 @@ For a tile of tm x tn outputs and k split in s parts, one block takes
     block = prologue + epilogue tm tn/16384 + max(2 tm tn (k/s) units/(share rate), (tm e_in + tn e_w)(k/s)/unit stream)
 
 (e: bytes per element), and all of them `ceil(blocks/units)` waves, blocks = ceil(m/tm) ceil(n/tn) s. The library's
-choice is the least over tiles; s fills the units where blocks alone do not, and costs a reduction. With the memory roofline
-(weights, input, output at the achieved stream rate; the last-level cache is ignored) in a soft maximum of
+choice is the least over tiles; s fills the units where blocks alone do not, and costs a reduction. With the memory
+roofline (weights, input, output at the achieved stream rate; the last-level cache is ignored) in a soft maximum of
 power 4, and the kernel floor: `t = floor + (waves^4 + stream^4)^(1/4)`.
 """
 
@@ -14,6 +14,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from sim.cost.soft import soft_maximum
 from sim.deployment.plan import DeviceArrays, GemmSlots
 
 
@@ -31,14 +32,6 @@ class GemmConstants(eqx.Module):
     epilogue_s: Float[Array, ""]
     split_s: Float[Array, ""]
     max_split: Float[Array, ""]
-
-
-def soft_maximum(a: Float[Array, "*shape"], b: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`(a^4 + b^4)^(1/4)` for non-negative a, b; exact and with finite gradient at 0."""
-    high = jnp.maximum(jnp.maximum(a, b), 1e-30)
-    ratio = jnp.minimum(a, b) / high
-    square = ratio * ratio
-    return high * jnp.sqrt(jnp.sqrt(1.0 + square * square))
 
 
 def gemm_bytes(rows: Float[Array, "*#shape"], slots: GemmSlots) -> Float[Array, "*shape"]:
@@ -78,5 +71,5 @@ def gemm_s(
         total = waves * (fixed_s + jnp.maximum(compute_s, load_s) * k / split)
         total = total + jnp.where(split > 1.0, constants.split_s + partial_s * split, 0.0)
         best = total if best is None else jnp.minimum(best, total)
-    seconds = device.kernel_floor_s[..., None] + soft_maximum(best, gemm_bytes(rows, slots) * per_stream)
+    seconds = device.kernel_floor_s[..., None] + soft_maximum(jnp, best, gemm_bytes(rows, slots) * per_stream)
     return jnp.where(rows > 0.0, seconds, 0.0)

@@ -210,9 +210,8 @@ def lengths_s(
         longest_s = key_s * maximum(deepest, joint * longest) + block_s
         waves = blocks * heads / units
         waves = waves + wave * (xp.ceil(waves) - waves)
-        schedule_s = maximum(mean_s * waves, longest_s + wave * mean_s * (waves - 1.0)) + empty_s * decodes * (
-            depth - 1.0
-        )
+        schedule_s = maximum(mean_s * waves, longest_s + wave * mean_s * (waves - 1.0))
+        schedule_s = schedule_s + empty_s * riders * (depth - 1.0)
         fill = rider_keys * cache_share
         fill = fill * fill
         fill = fill * fill

@@ -1,7 +1,7 @@
 """Routed experts of one rank as grouped products.
 
 T tokens visit k of E experts each, evenly: `A = local (1 - (1 - k/E)^T)` experts are active and get `R = T k local/E`
-rows, padded to tiles: P = max(A tile, R + A tile/2) (half a tile per expert on average). With gm matrices of H x I each,
+rows, padded to tiles: P = max(A tile, R + A tile/2), half a tile per expert on average. With gm matrices of H x I each,
 
     t = kernels floor + (products^4 + stream^4)^(1/4) + around
     products = min over tiles of 2 P gm H I/(share rate)
@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sim.cost.elementwise import ElementwiseConstants, moved_s
-from sim.cost.gemm import OUTPUT_BYTES, soft_maximum
+from sim.cost.gemm import OUTPUT_BYTES
+from sim.cost.soft import soft_maximum
 from sim.deployment.plan import DeviceArrays, MoeSlots
 
 
@@ -62,7 +63,7 @@ def moe_s(
         padded = jnp.maximum(active * tile, rows + 0.5 * active * tile)
         seconds = padded * row_flops / (constants.tile_share[index] * slots.flops_per_s)
         compute_s = seconds if compute_s is None else jnp.minimum(compute_s, seconds)
-    products_s = soft_maximum(compute_s, moe_bytes(tokens, slots) / stream)
+    products_s = soft_maximum(jnp, compute_s, moe_bytes(tokens, slots) / stream)
     around = 2.0 * routed * OUTPUT_BYTES * (slots.matrices * slots.inter + slots.hidden)
     seconds = constants.kernels * device.kernel_floor_s[..., None] + products_s + moved_s(around, device, elementwise)
     return slots.count * jnp.where(tokens[..., None] > 0.0, seconds, 0.0)

@@ -46,9 +46,7 @@ def write_results(
     def fill(out: Path) -> None:
         import pyarrow.parquet
 
-        _write_yaml(out / "config.yaml", result.config)
-        if overrides:
-            _write_yaml(out / "overrides.yaml", list(overrides))
+        _write_fields(out, result.config, overrides, fields)
         for name, columns in (("requests", request_columns(result)), ("steps", step_columns(result))):
             pyarrow.parquet.write_table(arrow_table(columns, result), out / f"{name}.parquet", compression="zstd")
         # No modification time in the gzip header: equal runs give equal bytes.
@@ -57,9 +55,21 @@ def write_results(
         (out / "report.html").write_text(page(result, metrics, found), encoding="utf-8")
         text = console(result, metrics, found, assumptions=True)
         (out / "console.txt").write_text(text + "\n", encoding="utf-8")
-        (out / SUMMARY).write_text(to_json(fields, indent=2) + "\n", encoding="utf-8")
 
     _write_folder(Path(folder), fill)
+    return fields
+
+
+def write_summary(
+    result: SimulationResult,
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    percentiles: Sequence[float] = PERCENTILES,
+) -> dict[str, Any]:
+    """Write only config.yaml, overrides.yaml and summary.json: for sweeps of very many runs; return the summary."""
+    metrics = measure(result, tuple(sorted({*percentiles, 99.0})))
+    fields = summary(result, metrics, verdict(result, metrics))
+    _write_folder(Path(folder), lambda out: _write_fields(out, result.config, overrides, fields))
     return fields
 
 
@@ -71,14 +81,7 @@ def write_failure(
     Only config.yaml, overrides.yaml and summary.json; same rules as `write_results`.
     """
     fields = failure_summary(status, reason, **known)
-
-    def fill(out: Path) -> None:
-        _write_yaml(out / "config.yaml", config)
-        if overrides:
-            _write_yaml(out / "overrides.yaml", list(overrides))
-        (out / SUMMARY).write_text(to_json(fields, indent=2) + "\n", encoding="utf-8")
-
-    _write_folder(Path(folder), fill)
+    _write_folder(Path(folder), lambda out: _write_fields(out, config, overrides, fields))
     return fields
 
 
@@ -106,6 +109,13 @@ def _others(path: Path) -> list[Path]:
 
 def _guests(path: Path) -> Iterable[Path]:
     return [entry for entry in path.iterdir() if any(entry.match(guest) for guest in GUESTS)]
+
+
+def _write_fields(out: Path, config: dict[str, Any], overrides: Sequence[str], fields: dict[str, Any]) -> None:
+    _write_yaml(out / "config.yaml", config)
+    if overrides:
+        _write_yaml(out / "overrides.yaml", list(overrides))
+    (out / SUMMARY).write_text(to_json(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_yaml(path: Path, value: Any) -> None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Bool, Int32
 
 from sim.scan.jobs import MAX_CLOCK_NS, Status
 from sim.scan.pack import Packed
@@ -16,8 +16,6 @@ from sim.scan.state import Lanes, Prices, Shape, State, Workloads, empty_lanes, 
 from sim.scan.step import Log, StepLog, iterate
 
 
-REFILL = 32
-"""Lanes that one call of `assign` fills; a fixed number, for one compilation."""
 KEPT = 32
 """Windows whose logs are kept whole."""
 
@@ -49,19 +47,20 @@ def advance(
 
 @partial(jax.jit, static_argnames="shape", donate_argnames=("lanes", "state"))
 def assign(
-    shape: Shape, index: Int32[Array, "refill"], jobs: Lanes, blocks: Int32[Array, "refill"], lanes: Lanes, state: State
+    shape: Shape, chosen: Bool[Array, "lane"], jobs: Lanes, blocks: Int32[Array, "lane"], lanes: Lanes, state: State
 ) -> tuple[Lanes, State]:
-    """Give the lanes `index` new jobs and the state of a fresh start; an index past the last lane is dropped."""
+    """Give the `chosen` lanes new jobs and the state of a fresh start."""
 
     def put(array, value):
-        return array.at[index].set(value, mode="drop")
+        return jnp.where(chosen, jnp.asarray(value, array.dtype), array)
 
     def put_rows(flat, value):
-        return put(flat.reshape(shape.lanes, -1), value).reshape(-1)
+        rows = flat.reshape(shape.lanes, -1)
+        return jnp.where(chosen[:, None], jnp.asarray(value, flat.dtype), rows).reshape(-1)
 
     fresh = {
-        "key": state.key.at[:, index].set(jnp.iinfo(state.key.dtype).min, mode="drop"),
-        "link": put_rows(state.link, free_chain(shape)[None, :]),
+        "key": put(state.key, jnp.iinfo(state.key.dtype).min),
+        "link": put_rows(state.link, free_chain(shape)),
         "ends": put_rows(state.ends, -1),
         "phases": put_rows(state.phases, 0),
         "lives": put_rows(state.lives, 0),
@@ -143,15 +142,14 @@ def run_units(
     free = list(range(shape.lanes))
     windows = 0
     while waiting or len(free) < shape.lanes:
-        while waiting and free:
-            index = np.full(REFILL, shape.lanes, np.int32)
-            chosen = np.zeros(REFILL, np.int64)
-            for i in range(min(REFILL, len(waiting), len(free))):
-                lane, chosen[i] = free.pop(), waiting.pop()
-                index[i], unit[lane], age[lane] = lane, chosen[i], 0
+        chosen = [(free.pop(), waiting.pop()) for _ in range(min(len(free), len(waiting)))]
+        if chosen:
+            new = np.zeros(shape.lanes, bool)
+            for lane, one in chosen:
+                new[lane], unit[lane], age[lane] = True, one, 0
                 logs.start(lane)
-            jobs = Lanes(**{name: packed.columns[name][chosen] for name in Lanes._fields})
-            lanes, state = assign(shape, index, jobs, packed.columns["blocks"][chosen], lanes, state)
+            jobs = Lanes(**{name: packed.columns[name][unit] for name in Lanes._fields})
+            lanes, state = assign(shape, new, jobs, packed.columns["blocks"][unit], lanes, state)
         state, log = advance(shape, lengths_s, window, log_steps, lanes, workloads, prices, state)
         windows += 1
         age += window

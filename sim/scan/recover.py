@@ -101,7 +101,7 @@ def _recover(
     end_ns = time_ns[executed].astype(np.int64)
 
     event = np.concatenate([one.event for one in ended])
-    at = np.flatnonzero(event & ((1 << EVENT_BITS) - 1))
+    at = np.flatnonzero((event & ((1 << EVENT_BITS) - 1)) > 0)
     subject = (event[at] >> EVENT_BITS) + request_at[np.searchsorted(np.cumsum(iterations), at, side="right")]
     step = steps_done[at] - executed[at]
     lives = _lives(event[at], subject, step, np.concatenate([unit.outputs for unit in units]))
@@ -128,22 +128,24 @@ def _recover(
         "finish_ns": finish_ns,
         "preemptions": lives.preemptions,
     }
-    gap_count = _decodes(len(end_ns), lives)
-    gap_ns = end_ns - before_ns
+    decodes = _decodes(len(end_ns), lives)
+    decoding = np.flatnonzero(decodes > 0)
+    decoding_at = np.searchsorted(decoding, np.append(step_at, len(end_ns)))
+    gap_ns, gap_count = (end_ns - before_ns)[decoding], decodes[decoding]
     resumed, resumed_ns = _resumed(end_ns, lives)
     resumed_at = np.searchsorted(resumed, np.append(request_at, len(owner)))
     logs = _step_columns(ended, executed, start_ns, end_ns)
     runs = []
     for i, unit in enumerate(units):
         mine, steps = slice(request_at[i], request_at[i] + sizes[i]), slice(step_at[i], step_ends[i])
+        gaps = slice(decoding_at[i], decoding_at[i + 1])
         extra = resumed_ns[resumed_at[i] : resumed_at[i + 1]]
-        decoded = gap_count[steps] > 0
         runs.append(
             UnitRun(
                 unit=unit,
                 requests={name: column[mine] for name, column in columns.items()},
-                itl_ns=np.concatenate([gap_ns[steps][decoded], extra]),
-                itl_count=np.concatenate([gap_count[steps][decoded], np.ones(len(extra), np.int64)]),
+                itl_ns=np.concatenate([gap_ns[gaps], extra]),
+                itl_count=np.concatenate([gap_count[gaps], np.ones(len(extra), np.int64)]),
                 step_count=int(step_ends[i] - step_at[i]),
                 makespan_ns=int(end_ns[step_ends[i] - 1]),
                 steps=_step_table(unit, {k: v[steps] for k, v in logs.items()}, arrival_ns[mine], graphs[i]) if logs else None,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float64, Int, Int16, Int32, Int64
 
 
@@ -120,36 +121,35 @@ class State(NamedTuple):
 
 def empty_lanes(shape: Shape) -> Lanes:
     """Lanes without a job."""
-    zero = jnp.zeros(shape.lanes, jnp.int32)
+    zero = np.zeros(shape.lanes, np.int32)
     one = zero + 1
     lanes = Lanes(
         workload=zero,
         requests=zero,
         concurrency=one,
-        delay_ns=jnp.zeros(shape.lanes, jnp.float64),
+        delay_ns=np.zeros(shape.lanes),
         seats=one,
         budget=one,
         block_size=one,
-        reserve=jnp.zeros(shape.lanes, bool),
+        reserve=np.zeros(shape.lanes, bool),
         plan=zero,
         table=zero,
     )
-    return jax.tree.map(jnp.copy, lanes)
+    return jax.tree.map(jnp.array, lanes)
 
 
 def fresh_state(shape: Shape) -> State:
-    """State at time 0, nothing admitted, no blocks. Every array has a buffer of its own, as donation wants it."""
+    """State at time 0, nothing admitted, no blocks. Every array gets a buffer of its own, as donation wants it."""
     size = shape.lanes
-    key_type = jnp.int32 if shape.wide else jnp.int16
-    zero = jnp.zeros(size, jnp.int32)
-    real = jnp.zeros(size, jnp.float64)
+    key_type = np.int32 if shape.wide else np.int16
+    zero, real = np.zeros(size, np.int32), np.zeros(size)
     state = State(
-        key=jnp.full((shape.slots, size), jnp.iinfo(key_type).min, key_type),
-        link=jnp.tile(free_chain(shape), size),
-        ends=jnp.full(size * shape.ring, -1, jnp.int16),
-        phases=jnp.zeros(size * shape.phases, jnp.int16),
-        lives=jnp.zeros(size * shape.rows, jnp.int64),
-        release_ns=jnp.zeros(size * shape.rows, jnp.float64) if shape.delayed else None,
+        key=np.full((shape.slots, size), np.iinfo(key_type).min, key_type),
+        link=np.tile(free_chain(shape), size),
+        ends=np.full(size * shape.ring, -1, np.int16),
+        phases=np.zeros(size * shape.phases, np.int16),
+        lives=np.zeros(size * shape.rows, np.int64),
+        release_ns=np.zeros(size * shape.rows) if shape.delayed else None,
         time_ns=real,
         step=zero,
         base=zero,
@@ -171,10 +171,9 @@ def fresh_state(shape: Shape) -> State:
         start_max=zero,
         computed=real,
     )
-    return jax.tree.map(jnp.copy, state)
+    return jax.tree.map(jnp.array, state)
 
 
-def free_chain(shape: Shape) -> Int16[Array, "slot"]:
-    """Every slot linked to the one behind it."""
-    behind = jnp.arange(1, shape.slots + 1, dtype=jnp.int32)
-    return jnp.where(behind < shape.slots, behind, -1).astype(jnp.int16)
+def free_chain(shape: Shape) -> Int16[np.ndarray, "slot"]:
+    """Every slot linked to the one behind it, the last to none (-1)."""
+    return np.append(np.arange(1, shape.slots, dtype=np.int16), np.int16(-1))

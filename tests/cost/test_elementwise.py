@@ -47,7 +47,8 @@ def test_gradient(plan, slope_matches):
     for tokens in (10, 1000, 20000):
         slope_matches(lambda t: elementwise_s(t, slots(40e3), plan.device, FIXED)[0], tokens)
     slope_matches(
-        lambda rate: elementwise_s(jnp.float64(1000), slots(40e3), replace(plan.device, cache_bytes=rate), FIXED)[0], 50e6
+        lambda rate: elementwise_s(jnp.float64(1000), slots(40e3), replace(plan.device, cache_bytes=rate), FIXED)[0],
+        50e6,
     )
 
 

@@ -11,9 +11,7 @@ from sim.cost.launch import exposed_launch_s
 
 @pytest.fixture
 def launching(plan):
-    return replace(
-        plan.device, launch_s=np.array([3e-3, 0.5e-3, 20e-6]), gap_s=np.array([5e-6, 20e-6, 20e-6])
-    )
+    return replace(plan.device, launch_s=np.array([3e-3, 0.5e-3, 20e-6]), gap_s=np.array([5e-6, 20e-6, 20e-6]))
 
 
 @pytest.mark.parametrize(

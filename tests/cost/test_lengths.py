@@ -20,9 +20,7 @@ from sim.cost.lengths import (
 
 
 B, C = 3e-9, 20e-9  # seconds per token: streamed by the device, read by one block
-DECODE = DecodeTerms(
-    floor_s=5e-6, several_s=2e-6, split_s=1e-6, row_s=0.1e-6, token_s=B, chain_s=C, split_share=1 / 40
-)
+DECODE = DecodeTerms(floor_s=5e-6, several_s=2e-6, split_s=1e-6, row_s=0.1e-6, token_s=B, chain_s=C, split_share=1 / 40)
 PREFILL = PrefillTerms(
     floor_s=4e-6,
     tiles_per_token=1 / 64,

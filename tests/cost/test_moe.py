@@ -71,9 +71,7 @@ def test_gradients(plan, slope_matches):
         slope_matches(lambda t: moe_s(t, slots(), plan.device, CONSTANTS, ELEMENTWISE)[0], tokens)
 
     def of_bandwidth(rate):
-        return moe_s(
-            jnp.float64(8), slots(), replace(plan.device, memory_bytes_per_s=rate), CONSTANTS, ELEMENTWISE
-        )[0]
+        return moe_s(jnp.float64(8), slots(), replace(plan.device, memory_bytes_per_s=rate), CONSTANTS, ELEMENTWISE)[0]
 
     slope_matches(of_bandwidth, 1e12)
     assert np.isfinite(float(jax.grad(lambda t: moe_s(t, slots(), plan.device, CONSTANTS, ELEMENTWISE)[0])(0.0)))

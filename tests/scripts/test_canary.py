@@ -1,4 +1,4 @@
-"""jax 0.10.2, the newest for Python 3.11, sums wrongly on CPU (jax-ml/jax#39103): an installation with it must not pass."""
+"""jax 0.10.2, the newest for Python 3.11, sums wrongly on CPU (jax-ml/jax#39103): no installation with it may pass."""
 
 import jax
 import jax.numpy as jnp

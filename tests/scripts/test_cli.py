@@ -1,6 +1,7 @@
 """The command line as a user meets it: help, answers, JSON, and one sentence for every kind of bad input."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -96,6 +97,27 @@ def csv(text: str):
     return make
 
 
+def config_json(**values):
+    """A maker of `model=FILE` overrides: a small Llama with some keys changed; None removes one."""
+
+    def make(folder):
+        config = {
+            "model_type": "llama",
+            "hidden_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 512,
+            "vocab_size": 1024,
+            "max_position_embeddings": 2048,
+        }
+        path = folder / "input" / "config.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({key: value for key, value in {**config, **values}.items() if value is not None}))
+        return f"model={path}"
+
+    return make
+
+
 HEAD = "arrival_s,input_tokens,output_tokens\n"
 
 BAD_INPUT = {
@@ -116,7 +138,11 @@ BAD_INPUT = {
     "an unknown scheduler": (["engine.scheduler=lottery"], "engine.scheduler"),
     "an unknown router": (["deployment.router=lottery", "deployment.replicas=2"], "router"),
     "no replicas": (["deployment.replicas=0"], "replicas"),
-    "unknown model keys": (["++model.config.num_atention_heads=3"], "num_atention_heads"),
+    "a misspelt model key": (
+        [config_json(num_attention_heads=None, num_atention_heads=4)],
+        "'num_attention_heads'.* missing.*num_atention_heads",
+    ),
+    "an unknown model type": ([config_json(model_type="lama")], "model_type.*'lama'.*llama"),
     "negative arrivals": ([csv(HEAD + "-1,10,10\n0,10,10\n")], "trace.csv.*negative|line 2"),
     "unsorted arrivals": ([csv(HEAD + "5,10,10\n1,10,10\n")], "workload.sort"),
     "NaN": ([csv(HEAD + "0,10,10\nnan,10,10\n")], "line 3"),
@@ -136,8 +162,6 @@ def test_bad_input_leaves_no_results(headway, tmp_path, case):
     assert found.code == 2, found.out
     answer = found.json()
     assert answer["status"] == "error"
-    import re
-
     assert re.search(said, answer["message"]), answer["message"]
     assert "\n" not in answer["message"]
     assert not (tmp_path / "results").exists()

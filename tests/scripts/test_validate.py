@@ -93,8 +93,8 @@ def test_measured_against_predicted(headway, recorded):
     assert rows["tpot", "mean"]["predicted"] > 0
     assert any("token ids come from three.jsonl" in note for note in found["notes"])
     assert not any("prefix hits" in sentence for sentence in found["not_modelled"])
-    text = headway("validate", f"run={recorded}", "hardware=l4").out
-    assert "NVIDIA L4" in text and "measured" in text
+    text = headway("validate", f"run={recorded}", "hardware=l40s").out
+    assert "NVIDIA L40S" in text and "measured" in text
 
 
 def test_without_the_dataset_prefix_hits_are_said_to_be_missing(headway, recorded):

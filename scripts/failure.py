@@ -1,0 +1,16 @@
+"""How one job of a sweep failed: a status and a sentence, never the end of the sweep."""
+
+
+def failure_status(error: Exception) -> str:
+    """`infeasible`: well described but it cannot start; `error`: bad input; `bug`: anything else."""
+    from sim.api import Infeasible
+
+    if isinstance(error, Infeasible):
+        return "infeasible"
+    return "error" if isinstance(error, ValueError | OSError) else "bug"
+
+
+def reason_of(error: Exception) -> str:
+    """One line: the sentence of bad input, or the kind of the bug."""
+    text = " ".join(str(error).split())
+    return text if failure_status(error) != "bug" else f"{type(error).__name__}: {text}"
