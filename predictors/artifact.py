@@ -36,7 +36,7 @@ class Artifact:
 
     - `headway`: version that fitted; `date`: as given; `data`: name of the measurements.
     - `data_sha256`: of the measured steps (`predictors.check.digest`); `rows`: how many.
-    - `error_before`, `error_after`: of price over measured less one: `median` and `p90` of its size, and `bias`, its mean.
+    - `error_before`, `error_after`: price over measured less one: `median` and `p90` of its size, `bias` its mean.
     - `bounds`: the largest factor that was allowed.
     - `device`: published rates that tell the device, by name.
     - `constants`: by name.
@@ -56,8 +56,8 @@ class Artifact:
     def apply(self, cost: AnalyticCost, plan: PlanArrays) -> tuple[AnalyticCost, PlanArrays]:
         """Multiply the constants of `cost` and `plan` (one plan or a stack) by their factors.
 
-        **Raises:** ValueError where a constant is unknown, or was published with another value: another device or version
-        of the data files. Values by slot or graph mode depend on the model, and are not compared.
+        **Raises:** ValueError where a constant is unknown, or was published with another value: another device, or
+        another version of its data. Values by slot or graph mode depend on the model, and are not compared.
         """
         present = constants(cost, plan)
         expected = dict(self.device)

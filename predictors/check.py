@@ -33,8 +33,8 @@ def columns(
 ) -> tuple[BatchStats, Float[np.ndarray, " step"]]:
     """The measured steps as float64 columns of one length.
 
-    **Raises:** ValueError for a stack of plans, fewer than `fewest` steps, columns of other shapes, and numbers that are
-    negative, not finite, or seconds that are 0.
+    **Raises:** ValueError for a stack of plans, fewer than `fewest` steps, columns of other shapes, and numbers that
+    are negative, not finite, or seconds that are 0.
     """
     if np.ndim(plan.device.memory_bytes_per_s):
         raise ValueError(f"plan must hold one plan, got a stack of {np.size(plan.device.memory_bytes_per_s)}.")

@@ -1,7 +1,7 @@
 """Fits a few constants of the analytic cost model and of a plan to measured step times.
 
-Each chosen constant gets one factor exp(p), kept within `[1/bounds, bounds]` of the published value. Adam descends, from
-p = 0 and with a rate that falls to 0 along a cosine, on
+Each chosen constant gets one factor exp(p), kept within `[1/bounds, bounds]` of the published value. Adam descends,
+from p = 0 and with a rate that falls to 0 along a cosine, on
 
     loss(p) = mean over steps of huber(log(price(p)/measured)),    huber(e) = e^2/2, linear beyond |e| = 0.1
 
@@ -90,11 +90,11 @@ def fit(
     - `steps`: updates of Adam; `learning_rate`: its first rate, on the logarithm of the factors.
     - `bounds`: the largest factor, up or down.
 
-    **Raises:** ValueError, one sentence, for names that cannot be fitted, and for data of wrong shape, with numbers that
-    cannot be, with fewer steps than constants, or that do not determine the constants.
+    **Raises:** ValueError, one sentence, for names that cannot be fitted, and for data of wrong shape, with numbers
+    that cannot be, with fewer steps than constants, or that do not determine the constants.
     """
     cost, plan = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree) for tree in (cost, plan))
-    names = tuple(leaves)
+    names = (leaves,) if isinstance(leaves, str) else tuple(leaves)
     before = constants(cost, plan)
     check_settings(names, steps, learning_rate, bounds)
     for name in names:
@@ -169,7 +169,8 @@ def _descend(names, cost, plan, stats, measured_s, steps, learning_rate, log_bou
     def update(carry, _):
         values, state = carry
         loss, slope = jax.value_and_grad(fit_loss)(values, names, cost, plan, stats, measured_s)
-        change, state = adam.update(slope, state, values)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes an integer counter with floats
+            change, state = adam.update(slope, state, values)
         moved = jnp.clip(optax.apply_updates(values, change), -log_bound, log_bound)
         return (moved, state), (loss, values)
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from sim.cost.lengths import LengthTerms
 from sim.cost.model import CostModel
@@ -16,6 +17,8 @@ from sim.deployment.plan import UNLIMITED, PlanArrays
 
 MODES = ("eager", "piecewise", "full")
 STATS = tuple(BatchStats.__dataclass_fields__)
+COLUMNS = (*SECONDS, "total_s", "memory_bytes", "flops")
+CHUNK = 2048
 
 
 class PriceTable(NamedTuple):
@@ -32,42 +35,43 @@ class PriceTable(NamedTuple):
 
 
 @jax.jit
-def _tables(cost: CostModel, plan: PlanArrays, tokens, rows):
-    zero = jnp.zeros((), tokens.dtype)
-    base = dict.fromkeys(STATS, zero)
+def _price(cost: CostModel, plan: PlanArrays, stats: BatchStats) -> Float[Array, "column row"]:
+    price = jax.vmap(cost, in_axes=(None, 0))(plan, stats)
+    return jnp.stack([getattr(price, name) for name in COLUMNS])
 
-    def token_s(mode, padded):
-        price = cost(plan, BatchStats(**(base | {"padded_tokens": padded, "graph_mode": mode})))
-        return price.total_s
 
-    def row_s(emitting):
-        return cost(plan, BatchStats(**(base | {"emitting": emitting}))).head_s
+def _price_rows(cost: CostModel, plan: PlanArrays, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Price rows of one plan in float64, always `CHUNK` at a time: one compilation serves every table and every run."""
+    count = len(next(iter(values.values())))
+    empty = np.zeros(count)
+    found = np.empty((len(COLUMNS), count))
+    with jax.enable_x64(True):
+        for start in range(0, count, CHUNK):
+            rows = slice(start, min(start + CHUNK, count))
+            spare = CHUNK - (rows.stop - start)
+            stats = BatchStats(**{name: np.pad(values.get(name, empty)[rows], (0, spare)) for name in STATS})
+            found[:, rows] = np.asarray(_price(cost, plan, stats))[:, : rows.stop - start]
+    return dict(zip(COLUMNS, found, strict=True))
 
-    modes = jnp.arange(len(MODES), dtype=tokens.dtype)
-    by_mode = jax.vmap(lambda mode: jax.vmap(lambda padded: token_s(mode, padded))(tokens))(modes)
-    return by_mode, jax.vmap(row_s)(rows)
+
+def _in_float64(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
 def price_table(cost: CostModel, plan: PlanArrays, max_tokens: int, max_rows: int) -> PriceTable:
-    """Tabulate `cost` for one plan up to `max_tokens` padded tokens and `max_rows` emitting rows.
-
-    The kernel is compiled for multiples of 1024 tokens and 256 rows, so that plans of one sweep share it.
-    """
-    tokens, rows = -(-(max_tokens + 1) // 1024) * 1024, -(-(max_rows + 1) // 256) * 256
+    """Tabulate `cost` for one plan up to `max_tokens` padded tokens and `max_rows` emitting rows."""
+    cost, plan = _in_float64(cost), _in_float64(plan)
+    tokens, rows, modes = np.arange(max_tokens + 1.0), np.arange(max_rows + 1.0), np.arange(float(len(MODES)))
+    columns = {
+        "padded_tokens": np.concatenate([np.tile(tokens, len(MODES)), np.zeros(len(rows))]),
+        "graph_mode": np.concatenate([np.repeat(modes, len(tokens)), np.zeros(len(rows))]),
+        "emitting": np.concatenate([np.zeros(len(MODES) * len(tokens)), rows]),
+    }
+    price = _price_rows(cost, plan, columns)
     with jax.enable_x64(True):
-        cost = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), cost)
-        wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), plan)
-        token_s, row_s = _tables(cost, wide, np.arange(tokens, dtype=np.float64), np.arange(rows, dtype=np.float64))
-        return PriceTable(
-            token_s=np.array(token_s)[:, : max_tokens + 1],
-            row_s=np.array(row_s)[: max_rows + 1],
-            lengths=cost.length_terms(wide),
-        )
-
-
-@jax.jit
-def _steps(cost: CostModel, plan: PlanArrays, stats: BatchStats):
-    return jax.vmap(cost, in_axes=(None, 0))(plan, stats)
+        lengths = cost.length_terms(plan)
+    by_mode = price["total_s"][: -len(rows)].reshape(len(MODES), len(tokens))
+    return PriceTable(token_s=by_mode.copy(), row_s=price["head_s"][-len(rows) :].copy(), lengths=lengths)
 
 
 def price_steps(cost: CostModel, plan: PlanArrays, columns: Any) -> dict[str, np.ndarray]:
@@ -80,16 +84,7 @@ def price_steps(cost: CostModel, plan: PlanArrays, columns: Any) -> dict[str, np
         values = columns[name] if hasattr(columns, "keys") else getattr(columns, name)
         return np.asarray(values, np.float64)
 
-    values = {name: column(name) for name in STATS}
-    count = len(values["decodes"])
-    padded = 1 << max(count - 1, 255).bit_length()
-    with jax.enable_x64(True):
-        cost = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), cost)
-        wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), plan)
-        stats = BatchStats(**{name: np.pad(v, (0, padded - count)) for name, v in values.items()})
-        price = _steps(cost, wide, stats)
-        names = (*SECONDS, "total_s", "memory_bytes", "flops")
-        return {name: np.asarray(getattr(price, name))[:count] for name in names}
+    return _price_rows(_in_float64(cost), _in_float64(plan), {name: column(name) for name in STATS})
 
 
 def stack_terms(tables: Sequence[LengthTerms]) -> LengthTerms:

@@ -1,5 +1,6 @@
 """The compiled loop over windows of iterations, and the host's loop around it that refills lanes."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -75,7 +76,7 @@ def assign(
 
 
 class Ended(NamedTuple):
-    """A lane that ended: its unit, how, and its log (axis `iteration`). `steps` are the columns of `StepLog`, if kept."""
+    """A lane that ended: its unit, how, and its log (axis `iteration`); `steps`: the columns of `StepLog`, if kept."""
 
     unit: int
     status: Status
@@ -127,20 +128,21 @@ def run_units(
     window: int,
     log_steps: bool,
     max_iterations: int,
-) -> int:
-    """Run all units, longest expected first, and hand those that end in one window to `on_end`. Returns the iterations of the loop.
+) -> tuple[int, float]:
+    """Run all units, longest expected first, and hand those that end in one window to `on_end`.
 
-    Must be called with 64-bit types enabled.
+    Returns the iterations of the loop and the CPU seconds they took. Must be called with 64-bit types enabled.
     """
     shape = packed.shape
     waiting = sorted(range(len(packed.units)), key=lambda u: packed.units[u].expected)
-    workloads, prices = jax.tree.map(jnp.asarray, (packed.workloads, packed.prices))
+    workloads = Workloads(**jax.tree.map(jnp.asarray, packed.workloads))
+    prices = Prices(**jax.tree.map(jnp.asarray, packed.prices))
     lanes, state = empty_lanes(shape), fresh_state(shape)
     unit = np.full(shape.lanes, -1)
     age = np.zeros(shape.lanes, np.int64)
     logs = _Logs(shape.lanes)
     free = list(range(shape.lanes))
-    windows = 0
+    windows, loop_cpu_s = 0, 0.0
     while waiting or len(free) < shape.lanes:
         chosen = [(free.pop(), waiting.pop()) for _ in range(min(len(free), len(waiting)))]
         if chosen:
@@ -150,10 +152,13 @@ def run_units(
                 logs.start(lane)
             jobs = Lanes(**{name: packed.columns[name][unit] for name in Lanes._fields})
             lanes, state = assign(shape, new, jobs, packed.columns["blocks"][unit], lanes, state)
+        started = time.process_time()
         state, log = advance(shape, lengths_s, window, log_steps, lanes, workloads, prices, state)
+        columns = [np.asarray(column) for column in jax.tree.leaves(log)]
+        loop_cpu_s += time.process_time() - started
         windows += 1
         age += window
-        logs.add([np.asarray(column) for column in jax.tree.leaves(log)], np.flatnonzero(unit >= 0))
+        logs.add(columns, np.flatnonzero(unit >= 0))
         time_ns, computed, finished, blocks = (
             np.array(column) for column in (state.time_ns, state.computed, state.finished, state.free)
         )
@@ -165,14 +170,14 @@ def run_units(
         status[np.isnan(computed)] = Status.TOO_MANY_SLOTS
         ended = []
         for lane in np.flatnonzero((status >= 0) & (unit >= 0)).tolist():
-            columns = logs.whole(lane)
+            whole = logs.whole(lane)
             ended.append(
                 Ended(
                     unit=int(unit[lane]),
                     status=Status(int(status[lane])),
-                    time_ns=columns[0],
-                    event=columns[1],
-                    steps=dict(zip(StepLog._fields, columns[2:], strict=True)) if log_steps else None,
+                    time_ns=whole[0],
+                    event=whole[1],
+                    steps=dict(zip(StepLog._fields, whole[2:], strict=True)) if log_steps else None,
                     free_blocks=int(blocks[lane]),
                     finished=int(finished[lane]),
                     computed=float(computed[lane]),
@@ -182,4 +187,4 @@ def run_units(
             free.append(lane)
         if ended:
             on_end(ended)
-    return windows * window
+    return windows * window, loop_cpu_s

@@ -3,17 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
 from sim.cost.table import PriceTable, stack_terms
 from sim.deployment.graphs import graph_mode_of, padded
 from sim.scan.jobs import LaneJob, expected_steps
-from sim.scan.state import PAD_ROWS, Lanes, Prices, Shape, Workloads
+from sim.scan.state import PAD_ROWS, Lanes, Shape
 
 
 EAGER = 0
-SMALLEST = {"lanes": 8, "rows": 64, "slots": 32, "ring": 64, "phases": 16, "tokens": 1024, "tables": 4, "table_rows": 256, "workload_rows": 4096}
+SMALLEST = {
+    "lanes": 8,
+    "rows": 64,
+    "slots": 32,
+    "ring": 64,
+    "phases": 16,
+    "tokens": 1024,
+    "tables": 4,
+    "table_rows": 256,
+    "workload_rows": 4096,
+}
 """Sizes are powers of two from here on (`tokens`: multiples), so that different sweeps share a compilation."""
 
 
@@ -45,14 +56,14 @@ class Graphs:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Everything the compiled loop needs. `columns` are the fields of `Lanes` and `blocks`, axis `unit`;
-    `graphs` one per table, `table` of a unit its index."""
+    """Everything the compiled loop needs. `columns` are the fields of `Lanes` and `blocks`, axis `unit`; `workloads` and
+    `prices` the fields of `Workloads` and `Prices`; `graphs` one per table, `table` of a unit its index."""
 
     shape: Shape
     units: list[Unit]
     columns: dict[str, np.ndarray]
-    workloads: Workloads
-    prices: Prices
+    workloads: dict[str, np.ndarray]
+    prices: dict[str, Any]
     graphs: list[Graphs]
 
 
@@ -94,7 +105,7 @@ def pack(
         }
         for name, value in row.items():
             columns[name].append(value)
-    kinds = {"delay_ns": np.float64, "reserve": np.bool_}
+    kinds: dict[str, Any] = {"delay_ns": np.float64, "reserve": np.bool_}
     arrays = {name: np.array(values, kinds.get(name, np.int32)) for name, values in columns.items()}
     return Packed(_shape(jobs, units, lanes, slots, window), units, arrays, workloads, prices, graphs)
 
@@ -113,7 +124,7 @@ def _units(index: int, job: LaneJob, served: np.ndarray, outputs: np.ndarray, ta
     return units
 
 
-def _workloads(units: Sequence[Unit]) -> tuple[Workloads, list[int]]:
+def _workloads(units: Sequence[Unit]) -> tuple[dict[str, np.ndarray], list[int]]:
     """All different workloads, and where each unit's begins."""
     starts: dict[bytes, int] = {}
     arrivals: list[np.ndarray] = []
@@ -131,15 +142,15 @@ def _workloads(units: Sequence[Unit]) -> tuple[Workloads, list[int]]:
         places.append(starts[digest])
     rest = power_of_two(total, SMALLEST["workload_rows"]) - total
     return (
-        Workloads(
-            arrival_ns=np.concatenate([*arrivals, np.full(rest, np.inf)]),
-            lengths=np.concatenate([*lengths, np.full(rest, (1 << 32) + 1)]),
-        ),
+        {
+            "arrival_ns": np.concatenate([*arrivals, np.full(rest, np.inf)]),
+            "lengths": np.concatenate([*lengths, np.full(rest, (1 << 32) + 1)]),
+        },
         places,
     )
 
 
-def _prices(jobs: Sequence[LaneJob], tables: Sequence[PriceTable]) -> tuple[Prices, list[Graphs], list[int]]:
+def _prices(jobs: Sequence[LaneJob], tables: Sequence[PriceTable]) -> tuple[dict[str, Any], list[Graphs], list[int]]:
     """All different (price table, capture list) pairs, and which one each of `jobs` uses."""
     unit = SMALLEST["tokens"]
     tokens = -(-(max((job.max_num_batched_tokens for job in jobs), default=1) + 1) // unit) * unit
@@ -159,11 +170,11 @@ def _prices(jobs: Sequence[LaneJob], tables: Sequence[PriceTable]) -> tuple[Pric
     by_rows = [_padded_end(table.row_s[None, :rows], rows)[0] for table in tables]
     terms = stack_terms([table.lengths for table in tables] + [tables[0].lengths] * (plans - len(tables)))
     empty = [np.zeros((2, tokens))] * (power_of_two(len(by_tokens), SMALLEST["tables"]) - len(by_tokens))
-    prices = Prices(
-        token_s=np.stack([*by_tokens, *empty]),
-        row_s=np.stack(by_rows + [by_rows[0]] * (plans - len(tables))),
-        terms=terms,
-    )
+    prices = {
+        "token_s": np.stack([*by_tokens, *empty]),
+        "row_s": np.stack(by_rows + [by_rows[0]] * (plans - len(tables))),
+        "terms": terms,
+    }
     return prices, graphs, [index[key] for key in keys]
 
 
@@ -194,7 +205,9 @@ def _padded_end(array: np.ndarray, width: int) -> np.ndarray:
 def _shape(jobs: Sequence[LaneJob], units: Sequence[Unit], lanes: int, slots: int | None, window: int) -> Shape:
     """Sizes for all units. Slots are as many as could be needed, unless given."""
     used = [(unit, jobs[unit.job]) for unit in units]
-    seats = max((min(job.max_num_seqs, job.concurrency or len(u.request), len(u.request)) for u, job in used), default=1)
+    seats = max(
+        (min(job.max_num_seqs, job.concurrency or len(u.request), len(u.request)) for u, job in used), default=1
+    )
     longest = max((int((u.prompt + u.outputs).max()) for u in units), default=1)
     return Shape(
         lanes=min(lanes, power_of_two(len(units), SMALLEST["lanes"])),

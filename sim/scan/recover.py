@@ -54,8 +54,8 @@ class LaneRun:
 class _Lives:
     """What happened to requests, in order of time within each: `subject` the request, `step` when.
 
-    `born`: it completes a prefill, `dropped`: it is preempted as a decode. Per request: steps of its first schedule, first
-    token and last token, and how often it was preempted.
+    `born`: it completes a prefill, `dropped`: it is preempted as a decode. Per request: steps of its first schedule,
+    first token and last token, and how often it was preempted.
     """
 
     born_subject: np.ndarray
@@ -76,7 +76,7 @@ def clock_runs_back(ended: Ended) -> bool:
 def recover_units(
     ended: Sequence[Ended], units: Sequence[Unit], jobs: Sequence[LaneJob], graphs: Sequence[Graphs]
 ) -> list[UnitRun]:
-    """All times of units that ran to their end; the arguments are parallel. Raises `Unbalanced` if something was lost."""
+    """All times of units that ran to their end; the arguments are parallel. Raises `Unbalanced` if something is lost."""
     runs = []
     for i in range(0, len(ended), TOGETHER):
         group = slice(i, i + TOGETHER)
@@ -108,7 +108,9 @@ def _recover(
     finish_ns = end_ns[lives.last]
     pickup_ns = np.array([job.pickup_ns for job in jobs])[owner]
     arrival_ns = np.concatenate([unit.arrival_ns for unit in units])
-    released = [_released(one, job.concurrency) for one, job in zip(np.split(finish_ns, request_at[1:]), jobs, strict=True)]
+    released = [
+        _released(one, job.concurrency) for one, job in zip(np.split(finish_ns, request_at[1:]), jobs, strict=True)
+    ]
     arrival_ns = np.maximum(arrival_ns, np.concatenate(released) + pickup_ns)
     before_ns = np.concatenate([[0], end_ns[:-1]])
     before_ns[step_at] = 0
@@ -148,7 +150,9 @@ def _recover(
                 itl_count=np.concatenate([gap_count[gaps], np.ones(len(extra), np.int64)]),
                 step_count=int(step_ends[i] - step_at[i]),
                 makespan_ns=int(end_ns[step_ends[i] - 1]),
-                steps=_step_table(unit, {k: v[steps] for k, v in logs.items()}, arrival_ns[mine], graphs[i]) if logs else None,
+                steps=_step_table(unit, {k: v[steps] for k, v in logs.items()}, arrival_ns[mine], graphs[i])
+                if logs
+                else None,
             )
         )
     return runs
@@ -192,14 +196,14 @@ def _lives(bits: np.ndarray, subject: np.ndarray, step: np.ndarray, outputs: np.
 
 
 def _released(finish_ns: np.ndarray, limit: int | None) -> np.ndarray:
-    """When each request could be sent at most `limit` at a time: at the end of the (i - K + 1)-th to end; 0 for the first."""
+    """When each request could be sent in a loop of `limit` K: at the end of the (i - K + 1)-th to end; 0 for the first."""
     if limit is None or limit >= len(finish_ns):
         return np.zeros(len(finish_ns), np.int64)
     return np.concatenate([np.zeros(limit, np.int64), np.sort(finish_ns)[:-limit]])
 
 
 def _decodes(steps: int, lives: _Lives) -> np.ndarray:
-    """Decode rows of each step: a request decodes from the step after its prefill to its last, or until it is dropped."""
+    """Decode rows of each step: a request decodes from the step after its prefill to its last, or until its drop."""
     ends = np.concatenate([lives.last + 1, lives.dropped_step])
     change = np.bincount(lives.born_step + 1, minlength=steps + 1) - np.bincount(ends, minlength=steps + 1)
     return np.cumsum(change[:steps])
@@ -257,7 +261,9 @@ def merge_units(job: LaneJob, served: np.ndarray, outputs: np.ndarray, runs: Seq
         columns["replica"][mine] = run.unit.replica
     tables = [run.steps for run in runs if run.steps is not None]
     names = [field.name for field in fields(StepTable)]
-    steps = StepTable(**{name: np.concatenate([getattr(t, name) for t in tables]) for name in names}) if tables else None
+    steps = (
+        StepTable(**{name: np.concatenate([getattr(t, name) for t in tables]) for name in names}) if tables else None
+    )
     nothing = np.zeros(0, np.int64)
     return LaneRun(
         requests=RequestTable(**columns),

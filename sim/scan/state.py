@@ -4,9 +4,9 @@ Axes: `lane`, `slot` (the seat of a running decode), `row` (a request). Arrays t
 per lane are flat, lane after lane; `key`, the only one that is reduced over slots, has the slot axis first.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float64, Int, Int16, Int32, Int64
@@ -121,59 +121,64 @@ class State(NamedTuple):
 
 def empty_lanes(shape: Shape) -> Lanes:
     """Lanes without a job."""
-    zero = np.zeros(shape.lanes, np.int32)
-    one = zero + 1
-    lanes = Lanes(
-        workload=zero,
-        requests=zero,
-        concurrency=one,
-        delay_ns=np.zeros(shape.lanes),
-        seats=one,
-        budget=one,
-        block_size=one,
-        reserve=np.zeros(shape.lanes, bool),
-        plan=zero,
-        table=zero,
+    ints, reals = _columns(shape)
+    return Lanes(
+        workload=ints(0),
+        requests=ints(0),
+        concurrency=ints(1),
+        delay_ns=reals(),
+        seats=ints(1),
+        budget=ints(1),
+        block_size=ints(1),
+        reserve=jnp.array(np.zeros(shape.lanes, bool)),
+        plan=ints(0),
+        table=ints(0),
     )
-    return jax.tree.map(jnp.array, lanes)
 
 
 def fresh_state(shape: Shape) -> State:
-    """State at time 0, nothing admitted, no blocks. Every array gets a buffer of its own, as donation wants it."""
+    """State at time 0, nothing admitted, no blocks. Every array has a buffer of its own, as donation wants it."""
     size = shape.lanes
+    ints, reals = _columns(shape)
     key_type = np.int32 if shape.wide else np.int16
-    zero, real = np.zeros(size, np.int32), np.zeros(size)
-    state = State(
-        key=np.full((shape.slots, size), np.iinfo(key_type).min, key_type),
-        link=np.tile(free_chain(shape), size),
-        ends=np.full(size * shape.ring, -1, np.int16),
-        phases=np.zeros(size * shape.phases, np.int16),
-        lives=np.zeros(size * shape.rows, np.int64),
-        release_ns=np.zeros(size * shape.rows) if shape.delayed else None,
-        time_ns=real,
-        step=zero,
-        base=zero,
-        phase=zero,
-        next=zero,
-        finished=zero,
-        free=zero,
-        free_slot=zero,
-        decodes=zero,
-        context=real,
-        context_sq=real,
-        part_done=zero,
-        tokens_left=zero - 1,
-        preempted=zero,
-        completed=zero,
-        longest=zero,
-        start_sum=real,
-        start_sq=real,
-        start_max=zero,
-        computed=real,
+    return State(
+        key=jnp.array(np.full((shape.slots, size), np.iinfo(key_type).min, key_type)),
+        link=jnp.array(np.tile(free_chain(shape), size)),
+        ends=jnp.array(np.full(size * shape.ring, -1, np.int16)),
+        phases=jnp.array(np.zeros(size * shape.phases, np.int16)),
+        lives=jnp.array(np.zeros(size * shape.rows, np.int64)),
+        release_ns=jnp.array(np.zeros(size * shape.rows)) if shape.delayed else None,
+        time_ns=reals(),
+        step=ints(0),
+        base=ints(0),
+        phase=ints(0),
+        next=ints(0),
+        finished=ints(0),
+        free=ints(0),
+        free_slot=ints(0),
+        decodes=ints(0),
+        context=reals(),
+        context_sq=reals(),
+        part_done=ints(0),
+        tokens_left=ints(-1),
+        preempted=ints(0),
+        completed=ints(0),
+        longest=ints(0),
+        start_sum=reals(),
+        start_sq=reals(),
+        start_max=ints(0),
+        computed=reals(),
     )
-    return jax.tree.map(jnp.array, state)
 
 
 def free_chain(shape: Shape) -> Int16[np.ndarray, "slot"]:
     """Every slot linked to the one behind it, the last to none (-1)."""
     return np.append(np.arange(1, shape.slots, dtype=np.int16), np.int16(-1))
+
+
+def _columns(shape: Shape) -> tuple[Callable[[int], Array], Callable[[], Array]]:
+    """Makers of new columns with axis `lane`: of an integer, and of real zeros. From numpy, which compiles nothing."""
+    return (
+        lambda value: jnp.array(np.full(shape.lanes, value, np.int32)),
+        lambda: jnp.array(np.zeros(shape.lanes)),
+    )

@@ -6,8 +6,8 @@ do than one of each stays in its step for another iteration, so any number per s
 
 Rules: vLLM V1, first come first served, chunked prefill, blocks counted, recompute preemption, no prefix reuse.
 
-Each part below hands over a tuple behind an optimization barrier. Without it the compiler repeats all that a value depends
-on in the kernel of every value that depends on it, at a third of the speed.
+Each part below hands over a tuple behind an optimization barrier. Without it the compiler repeats all that a value
+depends on in the kernel of every value that depends on it, at a third of the speed.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float64, Int, Int32, Int64
 
+from sim.scan.flat import Places, add_to, as_int, as_real, high, low, put, put_column, take
 from sim.scan.state import Lanes, Prices, Shape, State, Workloads
 
 
 RUNS, COMPLETES, DROPS, DROPS_PART = 1, 2, 4, 8
 """Bits of `Log.event`: a chunk ran; it was the prefill's last; a decode was preempted; an unfinished prefill was."""
 EVENT_BITS = 4
-_NO_CONTEXT = 2**31 - 1
 
 
 class Log(NamedTuple):
@@ -134,31 +134,6 @@ class _Chunked(NamedTuple):
     joins: Bool[Array, "lane"]
 
 
-class _Places(NamedTuple):
-    """Where each lane's part of the flat arrays begins, and its blocks' arithmetic."""
-
-    lane: Int32[Array, "lane"]
-    slot: Int32[Array, "lane"]
-    ring: Int32[Array, "lane"]
-    phase: Int32[Array, "lane"]
-    row: Int32[Array, "lane"]
-    block_size: Int32[Array, "lane"]
-    per_block: Float64[Array, "lane"]
-
-    def full_blocks(self, tokens):
-        """floor(tokens / block_size); the half keeps the product away from the integers, so truncation is exact."""
-        return ((_real(tokens) + 0.5) * self.per_block).astype(jnp.int32)
-
-    def blocks(self, tokens):
-        """ceil(tokens / block_size)."""
-        return self.full_blocks(tokens + self.block_size - 1)
-
-    def phase_of(self, held, now):
-        """Phase of the steps in which a decode takes a block that holds `held` tokens at phase `now`."""
-        phase = now - held + self.full_blocks(held) * self.block_size
-        return jnp.where(phase < 0, phase + self.block_size, phase)
-
-
 def iterate(
     shape: Shape,
     lengths_s: Callable,
@@ -170,14 +145,14 @@ def iterate(
 ) -> tuple[State, Log, StepLog]:
     """Advance every lane by one iteration. `terms`: `prices.terms` gathered by lane."""
     index = jnp.arange(shape.lanes, dtype=jnp.int32)
-    at = _Places(
+    at = Places(
         lane=index,
         slot=index * shape.slots,
         ring=index * shape.ring,
         phase=index * shape.phases,
         row=index * shape.rows,
         block_size=lanes.block_size,
-        per_block=1.0 / _real(lanes.block_size),
+        per_block=1.0 / as_real(lanes.block_size),
     )
     look = _look(shape, lanes, workloads, at, state)
     removed = _remove(at, state, look)
@@ -187,23 +162,23 @@ def iterate(
     return _execute(lengths_s, lanes, prices, terms, at, state, look, removed, started, chunked)
 
 
-def _look(shape: Shape, lanes: Lanes, workloads: Workloads, at: _Places, s: State) -> _Look:
+def _look(shape: Shape, lanes: Lanes, workloads: Workloads, at: Places, s: State) -> _Look:
     ends_at = at.ring + ((s.step - 1) & (shape.ring - 1))
-    ending = _take(s.ends, ends_at)
-    demand = _take(s.phases, at.phase + s.phase)
+    ending = take(s.ends, ends_at)
+    demand = take(s.phases, at.phase + s.phase)
     ends = ending >= 0
     has_part = s.part_done > 0
     preempts = ~ends & (s.tokens_left < 0) & (demand > s.free)
-    subject = s.next - _int(has_part | preempts)
+    subject = s.next - as_int(has_part | preempts)
     row, place = at.row + subject, lanes.workload + subject
-    arrival_ns, arrival2_ns = _take(workloads.arrival_ns, place), _take(workloads.arrival_ns, place + 1)
+    arrival_ns, arrival2_ns = take(workloads.arrival_ns, place), take(workloads.arrival_ns, place + 1)
     if s.release_ns is not None:
-        arrival_ns = jnp.maximum(arrival_ns, _take(s.release_ns, row))
-        arrival2_ns = jnp.maximum(arrival2_ns, _take(s.release_ns, row + 1))
-    lengths, lengths2 = _take(workloads.lengths, place), _take(workloads.lengths, place + 1)
-    own, own2 = _take(s.lives, row), _take(s.lives, row + 1)
-    life, emitted = _high(own), _low(own)
-    last_step = jnp.where(life > 0, life - 1, s.step) + _low(lengths) - emitted - 1
+        arrival_ns = jnp.maximum(arrival_ns, take(s.release_ns, row))
+        arrival2_ns = jnp.maximum(arrival2_ns, take(s.release_ns, row + 1))
+    lengths, lengths2 = take(workloads.lengths, place), take(workloads.lengths, place + 1)
+    own, own2 = take(s.lives, row), take(s.lives, row + 1)
+    life, emitted = high(own), low(own)
+    last_step = jnp.where(life > 0, life - 1, s.step) + low(lengths) - emitted - 1
     last_at = at.ring + (last_step & (shape.ring - 1))
     return lax.optimization_barrier(
         _Look(
@@ -215,48 +190,48 @@ def _look(shape: Shape, lanes: Lanes, workloads: Workloads, at: _Places, s: Stat
             subject=subject,
             life=life,
             emitted=emitted,
-            target=_high(lengths) + emitted,
+            target=high(lengths) + emitted,
             last_step=last_step,
-            same_end=_take(s.ends, last_at),
+            same_end=take(s.ends, last_at),
             arrival_ns=arrival_ns,
             arrival2_ns=arrival2_ns,
-            target2=_high(lengths2) + _low(own2),
-            life2=_high(own2),
+            target2=high(lengths2) + low(own2),
+            life2=high(own2),
             ends_at=ends_at,
             last_at=last_at,
         )
     )
 
 
-def _remove(at: _Places, s: State, look: _Look) -> _Removed:
+def _remove(at: Places, s: State, look: _Look) -> _Removed:
     had_part = s.part_done > 0
     drops_part = look.preempts & had_part
     drops = look.preempts & ~had_part & (look.last_step >= s.step)
     removes = look.ends | drops
     # a victim was admitted after all others, so it is the first of those that end with it
     slot = jnp.where(look.ends, look.ending, jnp.where(drops, look.same_end, s.free_slot))
-    held = _take(s.key, jnp.maximum(slot, 0), at.lane) + (s.step - s.base) - 1
+    held = take(s.key, jnp.maximum(slot, 0), at.lane) + (s.step - s.base) - 1
     part_blocks = at.blocks(s.part_done)
     freed = jnp.where(removes, at.blocks(held), jnp.where(drops_part, part_blocks, 0))
     phase = at.phase_of(held, s.phase)
-    context = _real(jnp.where(removes, held + 1, 0))
+    context = as_real(jnp.where(removes, held + 1, 0))
     return lax.optimization_barrier(
         _Removed(
             removes=removes,
             drops=drops,
             drops_part=drops_part,
             slot=slot,
-            link=_take(s.link, at.slot + slot),
-            key=_put_column(s.key, slot, at.lane, jnp.iinfo(s.key.dtype).min, removes, after=held),
+            link=take(s.link, at.slot + slot),
+            key=put_column(s.key, slot, at.lane, jnp.iinfo(s.key.dtype).min, removes, after=held),
             phase=phase,
-            demand=look.demand - _int(removes & (phase == s.phase)),
+            demand=look.demand - as_int(removes & (phase == s.phase)),
             free=s.free + freed,
             lost=jnp.where(drops, held, jnp.where(drops_part, s.part_done, 0)),
-            decodes=s.decodes - _int(removes),
+            decodes=s.decodes - as_int(removes),
             context=s.context - context,
             context_sq=s.context_sq - context * context,
-            finished=s.finished + _int(look.ends),
-            preempted=s.preempted + _int(drops | drops_part),
+            finished=s.finished + as_int(look.ends),
+            preempted=s.preempted + as_int(drops | drops_part),
             part_done=jnp.where(look.preempts, 0, s.part_done),
             part_blocks=jnp.where(look.preempts, 0, part_blocks),
         )
@@ -285,7 +260,7 @@ def _start(lanes: Lanes, s: State, look: _Look, removed: _Removed) -> _Started:
     )
 
 
-def _chunk(lanes: Lanes, at: _Places, look: _Look, removed: _Removed, started: _Started) -> _Chunked:
+def _chunk(lanes: Lanes, at: Places, look: _Look, removed: _Removed, started: _Started) -> _Chunked:
     ready, free, tokens_left = started.ready, started.free, started.tokens_left
     done = removed.part_done
     limit = jnp.minimum(lanes.concurrency + removed.finished, lanes.requests)
@@ -305,7 +280,7 @@ def _chunk(lanes: Lanes, at: _Places, look: _Look, removed: _Removed, started: _
     runs = tries & (needs <= free) & (look.has_part | ~lanes.reserve | (at.blocks(look.target) <= free))
     gives_up = tries & look.has_part & ~runs
     completes = runs & (chain == look.target)
-    joining = _real(jnp.where(completes, look.target, 0))
+    joining = as_real(jnp.where(completes, look.target, 0))
     return lax.optimization_barrier(
         _Chunked(
             runs=runs,
@@ -316,12 +291,12 @@ def _chunk(lanes: Lanes, at: _Places, look: _Look, removed: _Removed, started: _
             free=free + jnp.where(runs, -needs, jnp.where(gives_up, removed.part_blocks, 0)),
             lost=removed.lost + jnp.where(gives_up, done, 0),
             tokens_left=tokens_left - jnp.where(runs, chain - done, 0),
-            preempted=removed.preempted + _int(gives_up),
-            completed=started.completed + _int(completes),
+            preempted=removed.preempted + as_int(gives_up),
+            completed=started.completed + as_int(completes),
             longest=jnp.maximum(started.longest, jnp.where(runs, chain, 0)),
             part_done=jnp.where(completes | gives_up, 0, jnp.where(runs, chain, done)),
-            next=look.subject + _int(runs | skips | (look.has_part & ~gives_up)),
-            decodes=removed.decodes + _int(completes),
+            next=look.subject + as_int(runs | skips | (look.has_part & ~gives_up)),
+            decodes=removed.decodes + as_int(completes),
             context=removed.context + joining,
             context_sq=removed.context_sq + joining * joining,
             joins=completes & (removed.slot >= 0),
@@ -332,7 +307,7 @@ def _chunk(lanes: Lanes, at: _Places, look: _Look, removed: _Removed, started: _
 def _store(
     shape: Shape,
     lanes: Lanes,
-    at: _Places,
+    at: Places,
     s: State,
     look: _Look,
     removed: _Removed,
@@ -341,23 +316,25 @@ def _store(
 ) -> State:
     """Write the large arrays. A decode that joins takes the slot of one that leaves, if one does."""
     removes, joins, slot, link = removed.removes, chunked.joins, removed.slot, removed.link
-    ends = _put(s.ends, jnp.where(look.ends, look.ends_at, look.last_at), link, removes)
-    phases = _add(s.phases, at.phase + removed.phase, -1, removes)
+    ends = put(s.ends, jnp.where(look.ends, look.ends_at, look.last_at), link, removes)
+    phases = add_to(s.phases, at.phase + removed.phase, -1, removes)
     born = jnp.where(chunked.completes, s.step + 1, 0).astype(jnp.int64)
     emitted = look.emitted + jnp.where(removed.drops, s.step + 1 - look.life, 0)
     key = (look.target - (s.step - s.base)).astype(s.key.dtype)
     release_ns = s.release_ns
     if release_ns is not None:
         released = removed.finished - 1 + lanes.concurrency
-        release_ns = _put(
+        release_ns = put(
             release_ns, at.row + released, s.time_ns + lanes.delay_ns, look.ends & (released < lanes.requests)
         )
     return s._replace(
-        key=_put_column(removed.key, slot, at.lane, key, joins, after=started.start_max),
-        link=_put(s.link, at.slot + slot, jnp.where(joins, look.same_end, s.free_slot), removes | joins),
-        ends=_put(ends, look.last_at, slot, joins),
-        phases=_add(phases, at.phase + at.phase_of(look.target - 1, s.phase), 1, joins),
-        lives=_put(s.lives, at.row + look.subject, (born << 32) + emitted.astype(jnp.int64), chunked.completes | removed.drops),
+        key=put_column(removed.key, slot, at.lane, key, joins, after=started.start_max),
+        link=put(s.link, at.slot + slot, jnp.where(joins, look.same_end, s.free_slot), removes | joins),
+        ends=put(ends, look.last_at, slot, joins),
+        phases=add_to(phases, at.phase + at.phase_of(look.target - 1, s.phase), 1, joins),
+        lives=put(
+            s.lives, at.row + look.subject, (born << 32) + emitted.astype(jnp.int64), chunked.completes | removed.drops
+        ),
         release_ns=release_ns,
         free_slot=jnp.where(removes & ~joins, slot, jnp.where(joins & ~removes, link, s.free_slot)),
     )
@@ -368,7 +345,7 @@ def _execute(
     lanes: Lanes,
     prices: Prices,
     terms: Any,
-    at: _Places,
+    at: Places,
     s: State,
     look: _Look,
     removed: _Removed,
@@ -390,50 +367,48 @@ def _execute(
     tokens = lanes.budget - tokens_left
     executes = started.ready & ~stays & (tokens > 0)
     rows = decodes - chunked.completed
-    chunks = chunked.completed + _int(chunked.part_done > 0)
+    chunks = chunked.completed + as_int(chunked.part_done > 0)
     # the chunks' sums follow from those of the contexts before and after them
-    prefill_tokens = _real(tokens - rows)
-    part_done = _real(chunked.part_done)
+    prefill_tokens = as_real(tokens - rows)
+    part_done = as_real(chunked.part_done)
     kv_tokens = chunked.context - started.start_sum + part_done
     prior = kv_tokens - prefill_tokens
-    area = 0.5 * (
-        chunked.context_sq - started.start_sq + part_done * part_done - prior * prior + prefill_tokens
-    )
+    area = 0.5 * (chunked.context_sq - started.start_sq + part_done * part_done - prior * prior + prefill_tokens)
     decode_max = jnp.where(rows > 0, started.start_max, 0)
     stays, tokens, executes, rows, chunks, prefill_tokens, kv_tokens, area, decode_max = lax.optimization_barrier(
         (stays, tokens, executes, rows, chunks, prefill_tokens, kv_tokens, area, decode_max)
     )
     seconds = (
-        _take(prices.token_s, lanes.table, _int(chunks == 0), tokens)
-        + _take(prices.row_s, lanes.plan, decodes)
+        take(prices.token_s, lanes.table, as_int(chunks == 0), tokens)
+        + take(prices.row_s, lanes.plan, decodes)
         + lengths_s(
             jnp,
             terms,
             prefill_tokens,
-            _real(chunks),
+            as_real(chunks),
             area,
             kv_tokens,
-            _real(chunked.longest),
-            _real(rows),
+            as_real(chunked.longest),
+            as_real(rows),
             started.start_sum,
-            _real(decode_max),
+            as_real(decode_max),
             started.start_sq,
         )
     )
     duration_ns = jnp.floor(1e9 * seconds + 0.5)
     time_ns = lax.optimization_barrier(started.time_ns + duration_ns)
-    phase = s.phase + _int(executes)
+    phase = s.phase + as_int(executes)
     overflow = chunked.completes & ~chunked.joins
     after = s._replace(
         time_ns=jnp.where(executes, time_ns, started.time_ns),
-        step=s.step + _int(executes),
+        step=s.step + as_int(executes),
         phase=jnp.where(phase == lanes.block_size, 0, phase),
         next=chunked.next,
         finished=removed.finished,
         free=free,
         decodes=decodes,
-        context=chunked.context + _real(jnp.where(executes, decodes, 0)),
-        context_sq=chunked.context_sq + jnp.where(executes, 2.0 * chunked.context + _real(decodes), 0.0),
+        context=chunked.context + as_real(jnp.where(executes, decodes, 0)),
+        context_sq=chunked.context_sq + jnp.where(executes, 2.0 * chunked.context + as_real(decodes), 0.0),
         part_done=chunked.part_done,
         tokens_left=jnp.where(started.ready & stays, tokens_left, -1),
         preempted=jnp.where(executes, 0, chunked.preempted),
@@ -442,14 +417,16 @@ def _execute(
         start_sum=started.start_sum,
         start_sq=started.start_sq,
         start_max=started.start_max,
-        computed=s.computed + _real(jnp.where(executes, tokens, 0) - chunked.lost) + jnp.where(overflow, jnp.nan, 0.0),
+        computed=s.computed
+        + as_real(jnp.where(executes, tokens, 0) - chunked.lost)
+        + jnp.where(overflow, jnp.nan, 0.0),
     )
     event = (
         (look.subject << EVENT_BITS)
-        + _int(chunked.runs) * RUNS
-        + _int(chunked.completes) * COMPLETES
-        + _int(removed.drops) * DROPS
-        + _int(removed.drops_part | chunked.gives_up) * DROPS_PART
+        + as_int(chunked.runs) * RUNS
+        + as_int(chunked.completes) * COMPLETES
+        + as_int(removed.drops) * DROPS
+        + as_int(removed.drops_part | chunked.gives_up) * DROPS_PART
     )
     steps = StepLog(
         duration_ns=duration_ns,
@@ -463,53 +440,9 @@ def _execute(
         decode_max=decode_max,
         decode_sumsq=started.start_sq,
         emitting=decodes,
-        running=decodes + _int(chunked.part_done > 0),
+        running=decodes + as_int(chunked.part_done > 0),
         finished=removed.finished,
         free_blocks=free,
         preempted=chunked.preempted,
     )
     return after, Log(time_ns=jnp.where(executes, time_ns, -1.0), event=event), steps
-
-
-def _int(mask: Array) -> Int32[Array, "lane"]:
-    return mask.astype(jnp.int32)
-
-
-def _real(count: Array) -> Float64[Array, "lane"]:
-    return count.astype(jnp.float64)
-
-
-def _high(pair: Int64[Array, "lane"]) -> Int32[Array, "lane"]:
-    return (pair >> 32).astype(jnp.int32)
-
-
-def _low(pair: Int64[Array, "lane"]) -> Int32[Array, "lane"]:
-    return pair.astype(jnp.int32)
-
-
-def _take(array: Array, *index: Array) -> Array:
-    """One element per lane; small integers as int32."""
-    out = array.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    return out.astype(jnp.int32) if out.dtype == jnp.int16 else out
-
-
-def _put(flat: Array, index: Array, value: Array, where: Array) -> Array:
-    """Write one element per lane where asked."""
-    index = jnp.where(where, index, flat.shape[0])
-    return flat.at[index].set(value.astype(flat.dtype), mode="drop", wrap_negative_indices=False)
-
-
-def _add(flat: Array, index: Array, value: int, where: Array) -> Array:
-    """Add to one element per lane where asked."""
-    index = jnp.where(where, index, flat.shape[0])
-    return flat.at[index].add(jnp.asarray(value, flat.dtype), mode="drop", wrap_negative_indices=False)
-
-
-def _put_column(key: Array, slot: Array, lane: Array, value, where: Array, after: Array) -> Array:
-    """Write one slot per lane where asked, after the reads of `key` that gave `after`.
-
-    The compiler copies all of `key` in each iteration if a read and the write are not ordered by their data, so
-    the index is made to depend on `after`, by a comparison that never holds.
-    """
-    slot = jnp.where(where, slot, key.shape[0]) + _int(after == _NO_CONTEXT)
-    return key.at[slot, lane].set(value, mode="drop", wrap_negative_indices=False)

@@ -20,8 +20,8 @@ from sim.scan.recover import LaneRun, UnitRun, clock_runs_back, merge_units, rec
 class ScanResult:
     """What became of the jobs, axis `job`.
 
-    `runs[i]` is the job's `LaneRun`, or what `reduce` made of it, or None where `status[i]` is not OK; `message[i]` then
-    says why in a sentence. `iterations` of the loop were run over `lanes` lanes.
+    `runs[i]` is the job's `LaneRun`, or what `reduce` made of it, or None where `status[i]` is not OK; `message[i]`
+    then says why in a sentence. `iterations` of the loop over `lanes` lanes took `loop_cpu_s` of this process's time.
     """
 
     status: np.ndarray
@@ -33,6 +33,7 @@ class ScanResult:
     makespan_ns: np.ndarray
     iterations: int
     lanes: int
+    loop_cpu_s: float
 
 
 def scan(
@@ -60,7 +61,9 @@ def scan(
     - `reduce(job, run)`: called when a job has ended, its result is kept in place of the run. `on_progress(ended)`.
     - `lengths_s`: the part of the price that depends on lengths, a function as `sim.cost.lengths.lengths_s`.
 
-    Times are exact in integer ns and equal those of the exact engine. Raises `ValueError` for input that no engine can run.
+    Times are exact in integer ns and equal those of the exact engine.
+
+    **Raises:** `ValueError` for input that no engine can run.
     """
     for job in jobs:
         check_job(job, len(tables))
@@ -114,10 +117,10 @@ def scan(
     for i in range(count):
         if not left[i]:
             conclude(i)
-    iterations = 0
+    iterations, loop_cpu_s = 0, 0.0
     if packed.units:
         with jax.enable_x64(True):
-            iterations = run_units(
+            iterations, loop_cpu_s = run_units(
                 packed, lengths_s, on_end, window=window, log_steps=log_steps, max_iterations=max_iterations
             )
     return ScanResult(
@@ -133,4 +136,5 @@ def scan(
         makespan_ns=totals[3],
         iterations=iterations,
         lanes=packed.shape.lanes,
+        loop_cpu_s=loop_cpu_s,
     )
