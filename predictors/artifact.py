@@ -62,9 +62,10 @@ class Artifact:
         present = constants(cost, plan)
         expected = dict(self.device)
         for name, constant in self.constants.items():
-            check_name(name, present)
             if np.ndim(constant.published) == 0 or not of_plan(name, plan):
                 expected[name] = constant.published
+        for name in expected | self.constants:
+            check_name(name, present)
         for name, value in expected.items():
             if not _same(present[name], value):
                 raise ValueError(
@@ -119,7 +120,8 @@ def load(path: str | PathLike[str]) -> Artifact:
         raise ValueError(f"{path} must have the schema '{SCHEMA}', got {schema!r}.")
     try:
         named = {name: _constant(**entry) for name, entry in content.pop("constants").items()}
-        artifact = Artifact(constants=named, **content)
+        device = {name: float(rate) for name, rate in content.pop("device").items()}
+        artifact = Artifact(device=device, constants=named, **content)
         largest = float(artifact.bounds) * (1.0 + SAME)
     except (KeyError, TypeError, AttributeError, ValueError):
         raise ValueError(

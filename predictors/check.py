@@ -1,6 +1,7 @@
 """What a fit refuses: settings and data that cannot be, and data that do not determine the constants."""
 
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 from jaxtyping import ArrayLike, Float
@@ -43,7 +44,9 @@ def columns(
         raise ValueError(f"measured_s must have one axis, [step], got shape {measured.shape}.")
     if len(measured) < fewest:
         raise ValueError(f"{fewest} constants need at least as many measured steps, got {len(measured)}.")
-    values = {name: np.asarray(getattr(stats, name), np.float64) for name in BatchStats.__dataclass_fields__}
+    values: dict[str, Any] = {
+        name: np.asarray(getattr(stats, name), np.float64) for name in BatchStats.__dataclass_fields__
+    }
     for name, column in values.items():
         if column.shape != measured.shape:
             raise ValueError(f"stats.{name} must have the shape of measured_s, {measured.shape}, got {column.shape}.")

@@ -75,7 +75,7 @@ def fit(
     measured_s: ArrayLike,
     *,
     leaves: Sequence[str],
-    steps: int = 500,
+    steps: int = 5000,
     learning_rate: float = 0.05,
     bounds: float = 3.0,
 ) -> Fit:
@@ -109,7 +109,7 @@ def fit(
             np.asarray, _descend(names, cost, small, stats, measured, steps, float(learning_rate), log_bound)
         )
         if not np.isfinite(loss).all():
-            raise ValueError(f"the loss is no number after {np.isfinite(loss).argmin()} updates; leave constants out.")
+            raise ValueError(f"the loss is no number after {np.isfinite(loss).argmin()} updates; lower bounds.")
         best = path[loss.argmin()]
         end, _ = map(np.asarray, _slopes(best, names, cost, small, stats))
     factors = {name: float(np.exp(value)) for name, value in zip(names, best, strict=True)}

@@ -84,7 +84,7 @@ class Job:
         """Equal for jobs whose price tables are equal."""
         engine = self.plan.engine
         shape = repr((engine.max_num_batched_tokens, engine.max_num_seqs, engine.graph_sizes[-1:])).encode()
-        return shape + b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(self.plan.arrays))
+        return shape + b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((self.cost, self.plan.arrays)))
 
 
 def memory(conf: SimulateConf) -> MemoryBudget:

@@ -58,18 +58,22 @@ def gemm_s(
     n, k = jnp.maximum(slots.n, 1.0), jnp.maximum(slots.k, 1.0)
     m = jnp.maximum(rows, 1.0)
     partial_s = 4.0 * m * n * per_stream
+    area = constants.tile_rows * constants.tile_columns
+    per_row, per_column = 1.0 / constants.tile_rows, 1.0 / constants.tile_columns
+    flops = 2.0 * area / constants.tile_share
+    fixed_s = constants.prologue_s + constants.epilogue_s / TILE_OUTPUTS * area
     best = None
-    for index in range(constants.tile_rows.shape[0]):
-        tm, tn = constants.tile_rows[index], constants.tile_columns[index]
-        blocks = jnp.ceil(m * (1.0 / tm)) * jnp.ceil(n * (1.0 / tn))
+    for tile in range(constants.tile_rows.shape[0]):
+        blocks = jnp.ceil(m * per_row[tile]) * jnp.ceil(n * per_column[tile])
         split = jnp.clip(jnp.floor(units / blocks), 1.0, constants.max_split)
         # half a block less: whole waves stay whole whatever the rounding of 1 / units
         waves = jnp.ceil((blocks * split - 0.5) * per_unit)
-        compute_s = (2.0 * tm * tn / constants.tile_share[index]) * per_rate
-        load_s = (tm * slots.input_bytes + tn * slots.weight_bytes_per_param) * per_unit_stream
-        fixed_s = constants.prologue_s + constants.epilogue_s * (tm * tn / TILE_OUTPUTS)
-        total = waves * (fixed_s + jnp.maximum(compute_s, load_s) * k / split)
-        total = total + jnp.where(split > 1.0, constants.split_s + partial_s * split, 0.0)
+        loaded = (
+            constants.tile_rows[tile] * slots.input_bytes + constants.tile_columns[tile] * slots.weight_bytes_per_param
+        )
+        key_s = jnp.maximum(flops[tile] * per_rate, loaded * per_unit_stream)
+        reduce_s = jnp.where(split > 1.0, constants.split_s + partial_s * split, 0.0)
+        total = waves * (fixed_s[tile] + key_s * k / split) + reduce_s
         best = total if best is None else jnp.minimum(best, total)
     seconds = device.kernel_floor_s[..., None] + soft_maximum(jnp, best, gemm_bytes(rows, slots) * per_stream)
     return jnp.where(rows > 0.0, seconds, 0.0)

@@ -57,12 +57,10 @@ def moe_s(
     routed = tokens[..., None] * slots.top_k
     rows = routed * slots.local_experts / jnp.maximum(slots.experts, 1.0)
     row_flops = 2.0 * slots.matrices * slots.hidden * slots.inter
-    compute_s = None
-    for index in range(constants.tile_rows.shape[0]):
-        tile = constants.tile_rows[index]
-        padded = jnp.maximum(active * tile, rows + 0.5 * active * tile)
-        seconds = padded * row_flops / (constants.tile_share[index] * slots.flops_per_s)
-        compute_s = seconds if compute_s is None else jnp.minimum(compute_s, seconds)
+    tiles = (slice(None), *(None,) * active.ndim)  # tiles on a new first axis
+    tile, share = constants.tile_rows[tiles], constants.tile_share[tiles]
+    padded = jnp.maximum(active * tile, rows + 0.5 * active * tile)
+    compute_s = jnp.min(padded / share, axis=0) * row_flops / slots.flops_per_s
     products_s = soft_maximum(jnp, compute_s, moe_bytes(tokens, slots) / stream)
     around = 2.0 * routed * OUTPUT_BYTES * (slots.matrices * slots.inter + slots.hidden)
     seconds = constants.kernels * device.kernel_floor_s[..., None] + products_s + moved_s(around, device, elementwise)

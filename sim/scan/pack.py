@@ -14,6 +14,8 @@ from sim.scan.state import PAD_ROWS, Lanes, Shape
 
 
 EAGER = 0
+MAX_SLOTS = 2**15 - 1
+"""Slot numbers are 16-bit integers."""
 SMALLEST = {
     "lanes": 8,
     "rows": 64,
@@ -56,8 +58,11 @@ class Graphs:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Everything the compiled loop needs. `columns` are the fields of `Lanes` and `blocks`, axis `unit`; `workloads` and
-    `prices` the fields of `Workloads` and `Prices`; `graphs` one per table, `table` of a unit its index."""
+    """Everything the compiled loop needs.
+
+    `columns`: the fields of `Lanes` and `blocks`, axis `unit`; `workloads`, `prices`: the fields of `Workloads` and
+    `Prices`; `graphs`: one per table, which the column `table` indexes.
+    """
 
     shape: Shape
     units: list[Unit]
@@ -212,7 +217,7 @@ def _shape(jobs: Sequence[LaneJob], units: Sequence[Unit], lanes: int, slots: in
     return Shape(
         lanes=min(lanes, power_of_two(len(units), SMALLEST["lanes"])),
         rows=power_of_two(max((len(u.request) for u in units), default=1) + PAD_ROWS, SMALLEST["rows"]),
-        slots=slots or power_of_two(seats, SMALLEST["slots"]),
+        slots=slots or min(power_of_two(seats, SMALLEST["slots"]), MAX_SLOTS),
         ring=power_of_two(max((int(u.outputs.max()) for u in units), default=1) + 1, SMALLEST["ring"]),
         phases=power_of_two(max((job.block_size for _, job in used), default=1), SMALLEST["phases"]),
         wide=longest + window >= 2**15 - 1,

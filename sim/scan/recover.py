@@ -76,7 +76,10 @@ def clock_runs_back(ended: Ended) -> bool:
 def recover_units(
     ended: Sequence[Ended], units: Sequence[Unit], jobs: Sequence[LaneJob], graphs: Sequence[Graphs]
 ) -> list[UnitRun]:
-    """All times of units that ran to their end; the arguments are parallel. Raises `Unbalanced` if something is lost."""
+    """All times of units that ran to their end; the arguments are parallel.
+
+    **Raises:** `Unbalanced` if something was lost.
+    """
     runs = []
     for i in range(0, len(ended), TOGETHER):
         group = slice(i, i + TOGETHER)
@@ -196,7 +199,7 @@ def _lives(bits: np.ndarray, subject: np.ndarray, step: np.ndarray, outputs: np.
 
 
 def _released(finish_ns: np.ndarray, limit: int | None) -> np.ndarray:
-    """When each request could be sent in a loop of `limit` K: at the end of the (i - K + 1)-th to end; 0 for the first."""
+    """When each request could be sent in a closed loop of K: when the (i - K + 1)-th has ended; the first at 0."""
     if limit is None or limit >= len(finish_ns):
         return np.zeros(len(finish_ns), np.int64)
     return np.concatenate([np.zeros(limit, np.int64), np.sort(finish_ns)[:-limit]])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float64, Int, Int32, Int64
+from jaxtyping import Array, Bool, Float64, Int, Int32
 
 from sim.scan.flat import Places, add_to, as_int, as_real, high, low, put, put_column, take
 from sim.scan.state import Lanes, Prices, Shape, State, Workloads
@@ -173,8 +173,11 @@ def _look(shape: Shape, lanes: Lanes, workloads: Workloads, at: Places, s: State
     row, place = at.row + subject, lanes.workload + subject
     arrival_ns, arrival2_ns = take(workloads.arrival_ns, place), take(workloads.arrival_ns, place + 1)
     if s.release_ns is not None:
-        arrival_ns = jnp.maximum(arrival_ns, take(s.release_ns, row))
-        arrival2_ns = jnp.maximum(arrival2_ns, take(s.release_ns, row + 1))
+        # the end that this very iteration removes releases one, too
+        released, at_ns = s.finished + lanes.concurrency, s.time_ns + lanes.delay_ns
+        now, now2 = ends & (subject == released), ends & (subject + 1 == released)
+        arrival_ns = jnp.maximum(arrival_ns, jnp.where(now, at_ns, take(s.release_ns, row)))
+        arrival2_ns = jnp.maximum(arrival2_ns, jnp.where(now2, at_ns, take(s.release_ns, row + 1)))
     lengths, lengths2 = take(workloads.lengths, place), take(workloads.lengths, place + 1)
     own, own2 = take(s.lives, row), take(s.lives, row + 1)
     life, emitted = high(own), low(own)
@@ -323,7 +326,7 @@ def _store(
     key = (look.target - (s.step - s.base)).astype(s.key.dtype)
     release_ns = s.release_ns
     if release_ns is not None:
-        released = removed.finished - 1 + lanes.concurrency
+        released = s.finished + lanes.concurrency
         release_ns = put(
             release_ns, at.row + released, s.time_ns + lanes.delay_ns, look.ends & (released < lanes.requests)
         )

@@ -12,7 +12,7 @@ from sim.cost.table import PriceTable
 from sim.report.result import REJECTED
 from sim.scan.jobs import HELP, LaneJob, Status, check_job, servable, why_exact
 from sim.scan.loop import Ended, run_units
-from sim.scan.pack import pack
+from sim.scan.pack import MAX_SLOTS, pack
 from sim.scan.recover import LaneRun, UnitRun, clock_runs_back, merge_units, recover_units
 
 
@@ -65,6 +65,9 @@ def scan(
 
     **Raises:** `ValueError` for input that no engine can run.
     """
+    for name, value, most in (("lanes", lanes, 2**16), ("window", window, 2**20), ("slots", slots or 1, MAX_SLOTS)):
+        if not 1 <= value <= most:
+            raise ValueError(f"{name} must be between 1 and {most}, got {value}")
     for job in jobs:
         check_job(job, len(tables))
     count = len(jobs)

@@ -31,7 +31,7 @@ class Asked:
 
 @dataclass(eq=False)
 class Row:
-    """Tokens of one request in a step, on top of `prior` computed ones. A prefill computes what it knew at admission."""
+    """Tokens of one request in a step, on top of `prior` computed ones; a prefill's were known at admission."""
 
     request: Asked
     prior: int
@@ -142,7 +142,7 @@ def statistics(rows: list[Row]) -> dict[str, int]:
 
 
 def simulate(job, price_ns) -> tuple[list[Asked], list[dict[str, int]]]:
-    """Run a `LaneJob` of one replica: its requests, and a record per step. `price_ns(statistics)`: a step's duration."""
+    """Run a `LaneJob` of one replica: its requests, and a record per step. `price_ns(record)` is a step's duration."""
     rules = Rules(
         seats=job.max_num_seqs,
         budget=job.max_num_batched_tokens,
