@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conf.files import REGISTERED, choices as shipped, register_choice
+from conf.files import choices as shipped, origin_of, register_choice
 from conf.mistakes import sentence, unknown_key
 from conf.schema import GROUPS, SimulateConf, register
 
@@ -65,7 +65,7 @@ def one_sentence() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ValueError(sentence(error, REGISTERED)) from error
+        raise ValueError(sentence(error, origin_of)) from error
 
 
 def compose(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -> SimulateConf:

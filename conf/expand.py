@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from conf.compose import checked, composed, one_sentence, prepare, searchpath
+from conf.files import as_typed
 from conf.schema import SimulateConf
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """One combination: its overrides and the configuration they give. `swept`: only what differs between the jobs."""
+    """One combination: its overrides and the configuration they give.
+
+    `swept`: what differs between the jobs, files by their path, for a person and for the table.
+    """
 
     overrides: tuple[str, ...]
     swept: tuple[str, ...]
@@ -33,7 +37,7 @@ def expand(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> 
             if fixed not in variants:
                 variants[fixed] = Variant(fixed)
             conf = variants[fixed].with_values([c for c, put_in in zip(combination, later, strict=True) if put_in])
-            jobs.append(SweepJob(combination, tuple(itertools.compress(combination, varying)), conf))
+            jobs.append(SweepJob(combination, tuple(map(as_typed, itertools.compress(combination, varying))), conf))
     return jobs
 
 

@@ -17,8 +17,6 @@ from sim.hardware.read import list_devices, load_device
 from sim.model.read import by_hub_name
 
 
-REGISTERED: dict[str, str] = {}  # `group/name` of a registered choice -> its file
-
 TRAINING = ("instruct", "chat", "it", "base", "hf", "thinking", "preview", "meta", "dynamic")
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -118,5 +116,22 @@ def store(group: str, name: str, node: dict[str, Any], origin: str) -> str:
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(group=group, name=name, node=node, provider=origin)
-    REGISTERED[f"{group}/{name}"] = origin
     return name
+
+
+def origin_of(choice: str) -> str | None:
+    """The file behind a registered choice `group/name`, in a launcher's processes too; None for a shipped one."""
+    from hydra.core.config_store import ConfigStore
+    from hydra.plugins.config_source import ConfigLoadError
+
+    try:
+        return ConfigStore.instance().load(f"{choice}.yaml").provider
+    except ConfigLoadError:
+        return None
+
+
+def as_typed(override: str) -> str:
+    """An override with the path of a file where a registered choice stands."""
+    key, equals, value = override.partition("=")
+    path = origin_of(f"{key.lstrip('+')}/{value}")
+    return f"{key}{equals}{path}" if path and Path(path).exists() else override

@@ -4,7 +4,7 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 from conf.schema import GROUPS, SimulateConf
@@ -85,10 +85,10 @@ def unknown_choice(group: str, choice: str, options: Sequence[str]) -> str:
     )
 
 
-def sentence(error: Exception, paths: Mapping[str, str] | None = None) -> str:
+def sentence(error: Exception, origin_of: Callable[[str], str | None]) -> str:
     """The sentence for an exception that Hydra, OmegaConf or the YAML reader raised while composing.
 
-    `paths`: the file behind each choice that was registered for one, by `group/name`.
+    `origin_of`: the file behind a choice `group/name` that was registered for one, or None.
     """
     text = str(error)
     missing = getattr(error, "missing_cfg_file", None)
@@ -113,7 +113,7 @@ def sentence(error: Exception, paths: Mapping[str, str] | None = None) -> str:
     while root.__cause__ is not None:
         root = root.__cause__
     source = (re.search(r"^In '([^']+)'", text) or ["", ""])[1]
-    at = f" (in {(paths or {}).get(source, f'{source}.yaml')})" if source else ""
+    at = f" (in {origin_of(source) or f'{source}.yaml'})" if source else ""
     return misfit(str(root), at)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from conf.compose import prepare, searchpath
 from conf.expand import SweepJob, expand
-from conf.files import REGISTERED
+from conf.files import as_typed
 from scripts.answer import Answer
 from scripts.configure import Request
 from scripts.failure import failure_status, reason_of
@@ -47,7 +47,15 @@ def sweep(asked: Request, show_progress: bool) -> Answer:
     engines = Counter(row["simulated_by"] for row in rows if row["status"] == "ok")
     ran = ", ".join(f"{count} by the {name} engine" for name, count in engines.items())
     text = "\n".join(
-        [collect_text(rows), *([ran] if ran else []), "", *asked.remarks(), f"results: {folder}", f"table: {table}", f"page: {page}"]
+        [
+            collect_text(rows),
+            *([ran] if ran else []),
+            "",
+            *asked.remarks(),
+            f"results: {folder}",
+            f"table: {table}",
+            f"page: {page}",
+        ]
     )
     return Answer(fields, text, 0 if ended else 2)
 
@@ -111,10 +119,3 @@ def run_job(config: Any) -> str:
     if ANNOUNCE:
         print(f"headway: job {job.job.num}: {status} {reason} ({' '.join(overrides)})", file=sys.stderr)
     return status
-
-
-def as_typed(override: str) -> str:
-    """An override with the path of a file where a registered choice stands."""
-    key, equals, value = override.partition("=")
-    path = REGISTERED.get(f"{key.lstrip('+')}/{value}")
-    return f"{key}{equals}{path}" if path and Path(path).exists() else override

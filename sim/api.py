@@ -192,7 +192,9 @@ def assemble(
     checks = dict(checks)
     if len(steps):
         used_s = (steps.end_ns - steps.start_ns) * 1e-9
-        checks["step prices equal the cost model's (1 ns)"] = bool(abs(used_s - components["total_s"]).max() <= 1.001e-9)
+        checks["step prices equal the cost model's (1 ns)"] = bool(
+            abs(used_s - components["total_s"]).max() <= 1.001e-9
+        )
     plan, conf = job.plan, job.conf
     settings = {
         field.name: getattr(plan.engine, field.name)

@@ -39,7 +39,8 @@ def check_conservation(requests: RequestTable, steps: StepTable, schedulers: Seq
         "every block is free again": all(s.free_blocks == s.usable_blocks for s in schedulers),
         "nobody is left in a queue": all(s.unfinished == 0 for s in schedulers),
         "clocks never run backwards": bool(
-            (steps.start_ns <= steps.end_ns).all() and (np.where(same, steps.start_ns[1:] - steps.end_ns[:-1], 0) >= 0).all()
+            (steps.start_ns <= steps.end_ns).all()
+            and (np.where(same, steps.start_ns[1:] - steps.end_ns[:-1], 0) >= 0).all()
         ),
     }
     for name, holds in checks.items():

@@ -72,7 +72,8 @@ def run_cluster(
             replica.complete(now_ns)
             if client.next_ns <= now_ns:
                 take_arrivals(now_ns)
-            following = replica.call(now_ns)
+            horizon_ns = min(heap[0][0], client.next_ns) if heap else client.next_ns
+            following = replica.call(now_ns, horizon_ns)
             if following is not None:
                 idle_turns = idle_turns + 1 if following == now_ns else 0
                 if idle_turns > MAX_EMPTY_TURNS:

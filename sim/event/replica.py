@@ -70,8 +70,12 @@ class Replica:
             self._client.delivered(batch, now_ns)
         self.scheduler.complete(batch)
 
-    def call(self, now_ns: int) -> int | None:
-        """One turn of the loop at `now_ns`; returns when it acts next, or None if it blocks for input."""
+    def call(self, now_ns: int, horizon_ns: int) -> int | None:
+        """One turn of the loop at `now_ns`; returns when it acts next, or None if it blocks for input.
+
+        Turns that only repeat the last batch follow at once, as long as they begin before `horizon_ns`, the next
+        event of anybody else.
+        """
         if self._sleep:
             self._sleep = False
             if self.scheduler.unfinished or (self._unflushed and self._fill_with_empty):
@@ -95,18 +99,28 @@ class Replica:
                 self.blocked = True
                 return None
             self.blocked = False
-            self._due, end_ns = in_flight.popleft()
+            due, end_ns = in_flight.popleft()
+            self._due = due
             self._sleep = empty and self._idle_sleep_ns > 0
-            return max(now_ns, end_ns)
+            next_ns = max(now_ns, end_ns)
+            if not empty and batch.plain and (due is batch or due.plain) and len(in_flight) < 2:
+                while next_ns < horizon_ns and scheduler.repeat(batch):
+                    in_flight.append((batch, self._execute(batch, next_ns)))
+                    self._due, next_ns = in_flight.popleft()
+            return next_ns
 
     def _issue(self, batch: Batch, now_ns: int) -> int:
-        """Put a batch on the GPU behind the one before; returns when its output is there."""
+        """Report a batch and put it on the GPU; returns when its output is there, at once if it is empty."""
         if batch.admitted or batch.interrupted:
             self._client.scheduled(batch, now_ns, self._gpu_free_ns)
-        if not batch.tokens:
-            return now_ns
+        return self._execute(batch, now_ns) if batch.tokens else now_ns
+
+    def _execute(self, batch: Batch, now_ns: int) -> int:
+        """The forward pass, behind the one before; returns its end."""
         duration, padded, mode = self._price(batch)
-        start = max(now_ns, self._gpu_free_ns)
+        start = self._gpu_free_ns
+        if start < now_ns:
+            start = now_ns
         self._gpu_free_ns = end = start + duration
         self._log.append(self.index, start, end, batch, padded, mode)
         return end

@@ -54,6 +54,14 @@ class CountedBlocks[R: Holder]:
             preempt()
         self.free -= self._by_class[position]
 
+    def grow_quietly(self, call: int) -> bool:
+        """Take this call's blocks if they are free and nobody needs to know which; False, and nothing taken, if not."""
+        demand = self._by_class[call % self.block_size]
+        if demand > self.free:
+            return False
+        self.free -= demand
+        return True
+
     def filled(self, call: int) -> list[R]:
         """Decoding requests whose row in this call fills a block; of no interest here."""
         return []

@@ -142,6 +142,10 @@ class PrefixBlocks[R: Content]:
                 return
             request.blocks.append(self.pool.take())
 
+    def grow_quietly(self, call: int) -> bool:
+        """Whether no decoding request takes or fills a block in this call."""
+        return not (self._by_class[call % self.block_size] or self._by_class[(call + 1) % self.block_size])
+
     def filled(self, call: int) -> list[R]:
         """Decoding requests whose row in this call fills a block: they take the next one a call later."""
         return list(self._by_class[(call + 1) % self.block_size].values())

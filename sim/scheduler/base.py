@@ -105,6 +105,13 @@ class Batch:
         """Scheduled tokens; 0 for an empty batch."""
         return self.prefill_tokens + self.decodes
 
+    @property
+    def plain(self) -> bool:
+        """Whether rows only decoded: nobody changed place, nothing was prefilled, no block was filled."""
+        return not (
+            self.prefill_tokens or self.finishing or self.preempted or self.emitted or self.filled or not self.decodes
+        )
+
     def add_chunk(self, prior: int, chunk: int) -> None:
         """Count one prefill row: `chunk` new tokens on `prior` tokens of context."""
         end = prior + chunk
@@ -132,6 +139,13 @@ class Scheduler(Protocol):
 
     def schedule(self) -> Batch:
         """Decide the next batch; it may be empty."""
+
+    def repeat(self, batch: Batch) -> bool:
+        """Make the next call if it does what `batch`, the last one decided, did: the same requests decode, no more.
+
+        `batch` is plain (`Batch.plain`) and nothing has arrived or been completed that could matter. Its
+        statistics move on by one call. False, and nothing changed, if the call has to be made by `schedule`.
+        """
 
     def complete(self, batch: Batch) -> Sequence[Request]:
         """Process the output of the oldest open batch; return the requests that ended with it."""

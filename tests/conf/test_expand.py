@@ -49,6 +49,7 @@ def test_files_can_be_swept(tmp_path):
         traces[-1].write_text("arrival_s,input_tokens,output_tokens\n0,1,1\n")
     jobs = expand([f"workload={traces[0]},{traces[1]}"])
     assert [job.conf.workload.path for job in jobs] == [str(path) for path in traces]
+    assert [job.swept for job in jobs] == [(f"workload={path}",) for path in traces]
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,10 @@ def slope_matches() -> Callable[..., None]:
     """`slope_matches(f, x)`: the gradient of scalar f is finite and equals central differences at the number x."""
 
     def check(function, point: float, step: float = 1e-5, rel: float = 1e-4) -> None:
-        exact = float(jax.grad(function)(np.float64(point)))
+        value, gradient = jax.jit(function), jax.jit(jax.grad(function))
+        exact = float(gradient(np.float64(point)))
         h = step * abs(point)
-        slope = (float(function(np.float64(point + h))) - float(function(np.float64(point - h)))) / (2 * h)
+        slope = (float(value(np.float64(point + h))) - float(value(np.float64(point - h)))) / (2 * h)
         assert np.isfinite(exact)
         assert exact == pytest.approx(slope, rel=rel, abs=1e-12 / abs(point))
 

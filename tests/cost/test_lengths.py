@@ -257,32 +257,41 @@ GRADIENTS = [
 ]
 
 
+def price_of(terms, stats):
+    return lengths_s(jnp, terms, *stats)
+
+
+price = jax.jit(price_of)
+slope_by_terms = jax.jit(lambda terms, along, stats: jax.jvp(lambda t: price_of(t, stats), (terms,), (along,))[1])
+gradients = jax.jit(jax.grad(price_of, (0, 1)))
+
+
+def as_arrays(stats):
+    return [jnp.asarray(np.float64(getattr(stats, name))) for name in NAMES]
+
+
 @pytest.mark.parametrize("drawn", GRADIENTS)
-def test_gradients(batch, slope_matches, drawn):
-    stats = [np.float64(getattr(batch(*drawn), name)) for name in NAMES]
+def test_slopes_match_finite_differences(batch, drawn):
+    stats = as_arrays(batch(*drawn))
     kind = KIND._replace(window=2000.0, chunked=0.0)
-
-    def scaled(part, name):
-        def price(factor):
-            inner = getattr(kind, part)
-            changed = inner._replace(**{name: getattr(inner, name) * factor})
-            return lengths_s(jnp, LengthTerms((kind._replace(**{part: changed}),)), *map(jnp.asarray, stats))
-
-        return price
-
-    for part, names in (("decode", DecodeTerms._fields), ("prefill", ("floor_s", "key_s", "block_s", "kv_token_s"))):
-        for name in names:
-            slope_matches(scaled(part, name), 1.0)
+    leaves, tree = jax.tree.flatten(jax.tree.map(np.float64, LengthTerms((kind,))))
+    whole = ("heads", "units", "tiles_per_token", "wave", "joint", "chunked")
+    names = ["count", *DecodeTerms._fields, *PrefillTerms._fields, "window", "chunked"]
+    for index, name in enumerate(names):
+        if name in whole:
+            continue
+        along = [leaf if i == index else np.float64(0) for i, leaf in enumerate(leaves)]
+        exact = float(slope_by_terms(jax.tree.unflatten(tree, leaves), jax.tree.unflatten(tree, along), stats))
+        ends = []
+        for factor in (1.00001, 0.99999):
+            moved = [leaf * factor if i == index else leaf for i, leaf in enumerate(leaves)]
+            ends.append(float(price(jax.tree.unflatten(tree, moved), stats)))
+        assert exact == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-3, abs=1e-10), name
 
 
 @pytest.mark.parametrize("drawn", [*GRADIENTS, ([], [])])
-def test_gradients_are_finite_in_the_statistics(batch, drawn):
-    stats = [np.float64(getattr(batch(*drawn), name)) for name in NAMES]
+def test_gradients_are_finite(batch, drawn):
     for kind in (KIND, KIND._replace(window=2000.0, chunked=1.0), two_kernels(KIND)):
-        terms = LengthTerms((kind,), (STATE,))
-        slopes = jax.grad(lambda values, terms=terms: lengths_s(jnp, terms, *values))(list(map(jnp.asarray, stats)))
-        assert all(np.isfinite(float(slope)) for slope in slopes)
-        by_term = jax.grad(lambda terms: lengths_s(jnp, terms, *map(jnp.asarray, stats)))(
-            jax.tree.map(np.float64, terms)
-        )
-        assert all(np.isfinite(float(slope)) for slope in jax.tree.leaves(by_term))
+        terms = jax.tree.map(np.float64, LengthTerms((kind,), (STATE,)))
+        slopes = gradients(terms, as_arrays(batch(*drawn)))
+        assert all(np.isfinite(float(slope)) for slope in jax.tree.leaves(slopes))

@@ -8,6 +8,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from sim.event.run import run_exact
 from sim.report.result import FINISHED, REJECTED
+from sim.scheduler.vllm import ContinuousBatching
 from sim.workload.trace import Workload
 
 from .conftest import make_settings, make_table
@@ -132,9 +133,7 @@ def test_prefix_is_found_again():
     assert on.steps.prefill_tokens.sum() == 40 + 8
 
 
-drawn = st.lists(
-    st.tuples(st.integers(0, 300), st.integers(1, 150), st.integers(1, 60)), min_size=1, max_size=30
-)
+drawn = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 150), st.integers(1, 60)), min_size=1, max_size=30)
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
@@ -163,6 +162,30 @@ def test_drawn_workloads_conserve(rows, blocks, seats, asynchronous, reserve, co
     spans = (run.requests.finish_ns - run.requests.first_token_ns)[done].sum()
     assert (run.itl_ns * run.itl_count).sum() == spans
     assert run.steps.running.max(initial=0) <= seats
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(
+    rows=drawn,
+    blocks=st.integers(8, 40),
+    asynchronous=st.booleans(),
+    content=st.booleans(),
+    concurrency=st.one_of(st.none(), st.integers(1, 5)),
+    replicas=st.integers(1, 2),
+)
+def test_repeated_steps_change_nothing(rows, blocks, asynchronous, content, concurrency, replicas):
+    """Steps that only repeat the last batch are made without `schedule`; making all of them with it gives the same run."""
+    columns = list(map(list, zip(*sorted(rows), strict=True)))
+    ids = tuple(np.arange(p) for p in columns[1]) if content else None
+    w = workload(*columns, token_ids=ids, concurrency=concurrency)
+    settings = make_settings(async_scheduling=asynchronous, prefix_caching=content, max_num_seqs=5)
+    fast = run_exact(w, settings, make_table(), num_gpu_blocks=blocks, replicas=replicas)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ContinuousBatching, "repeat", lambda self, batch: False)
+        slow = run_exact(w, settings, make_table(), num_gpu_blocks=blocks, replicas=replicas)
+    for name in ("requests", "steps"):
+        for field in dataclasses.fields(getattr(fast, name)):
+            assert np.array_equal(getattr(getattr(fast, name), field.name), getattr(getattr(slow, name), field.name))
 
 
 @hypothesis_settings(max_examples=40, deadline=None)

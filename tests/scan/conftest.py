@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase
 
 from sim.cost.lengths import LengthTerms, RecurrentTerms
 from sim.cost.table import PriceTable
@@ -12,6 +13,12 @@ from sim.scan import LaneJob
 from sim.scan.pack import graph_table
 
 
+# A trial runs a dozen simulations: smaller failing ones are not worth the search.
+DRAWN = {
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "phases": (Phase.explicit, Phase.reuse, Phase.generate),
+}
 FLOATS = SimpleNamespace(sqrt=math.sqrt)
 SIZES = (1, 2, 4, 8, 16, 24, 32)
 STATISTICS = (

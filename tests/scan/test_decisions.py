@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sim.report.result import REJECTED
 from sim.scan import LaneJob, Status, scan
-from tests.scan.conftest import TABLES, draw_job, every_statistic_s, make_job, price_of
+from tests.scan.conftest import DRAWN, TABLES, draw_job, every_statistic_s, make_job, price_of
 from tests.scan.oracle import simulate
 
 
@@ -42,7 +42,7 @@ def assert_equal_to_oracle(job: LaneJob, run) -> int:
 
 
 @given(lane_jobs())
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, **DRAWN)
 def test_drawn_jobs(jobs):
     found = scan(jobs, TABLES, **SIDE_BY_SIDE)
     assert (found.status == Status.OK).all()

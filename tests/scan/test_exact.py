@@ -1,9 +1,9 @@
-"""The wide engine and the exact engine give the same tables, to the nanosecond, with the real closed form of the price."""
+"""Both engines give the same tables, to the nanosecond, with the real closed form of the price."""
 
 import dataclasses
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sim.cost.lengths import AttentionTerms, DecodeTerms, LengthTerms, PrefillTerms
 from sim.cost.table import PriceTable
@@ -12,7 +12,7 @@ from sim.event.run import run_exact
 from sim.report.result import RequestTable, StepTable
 from sim.scan import Status, lane_job, scan
 from sim.workload.trace import Workload
-from tests.scan.conftest import SIZES, TABLES, draw_job
+from tests.scan.conftest import DRAWN, SIZES, TABLES, draw_job
 
 
 DECODE = DecodeTerms(
@@ -72,7 +72,7 @@ def runs(draw):
 
 
 @given(runs())
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, **DRAWN)
 def test_tables_are_equal(drawn):
     jobs = [lane_job(workload, engine, usable, replicas=replicas) for workload, engine, usable, replicas in drawn]
     found = scan(jobs, [PRICE], lanes=8, window=64, log_steps=True)

@@ -22,7 +22,9 @@ def is_covered(scenario) -> bool:
     )
 
 
-@pytest.mark.parametrize(("version", "scenarios", "calls"), [("0.10.2", 11, 5626), ("0.19.0", 7, 3757), ("0.33.0", 11, 5626)])
+@pytest.mark.parametrize(
+    ("version", "scenarios", "calls"), [("0.10.2", 11, 5626), ("0.19.0", 7, 3757), ("0.33.0", 11, 5626)]
+)
 def test_recorded_schedules(shared, version, scenarios, calls):
     """Rows, victims, queues, free blocks, who emits and who ends, in every recorded call."""
     folder = shared / "data" / "schedules" / f"vllm-{version}-sync"

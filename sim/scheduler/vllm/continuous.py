@@ -108,6 +108,22 @@ class ContinuousBatching:
         batch.free_blocks = self.blocks.free
         return batch
 
+    def repeat(self, batch: Batch) -> bool:
+        """Make the next call if it only decodes the rows of `batch` again: nobody ends, no block is short.
+
+        A blocked head of the queue stays blocked: seats and budget are as before, and blocks only get fewer.
+        """
+        call = self._call + 1
+        if call in self._ends or self._partial is not None or not self.blocks.grow_quietly(call):
+            return False
+        self._call = call
+        rows = batch.decodes
+        batch.decode_sumsq += 2 * batch.decode_sum + rows
+        batch.decode_sum += rows
+        batch.decode_max += 1
+        batch.free_blocks = self.blocks.free
+        return True
+
     def complete(self, batch: Batch) -> Sequence[Request]:
         """Free the seats and blocks of the requests that got their last token from `batch`."""
         if self.register_on_output:
