@@ -57,8 +57,9 @@ def _measure(job: Job) -> dict[str, float | str]:
         seed=job.conf.seed,
     )
     steps = len(found.steps)
+    plan = job.plan
     return {
-        "configuration": f"{job.plan.model.name}, {job.plan.device.name}, {job.plan.engine.name} {job.plan.engine.version}",
+        "configuration": f"{plan.model.name}, {plan.device.name}, {plan.engine.name} {plan.engine.version}",
         "steps": steps,
         "requests": len(job.workload),
         "mean_batch": float(found.steps.decodes.mean()),

@@ -74,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         # With --json, whatever a library prints must not reach standard output.
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            found = answer(words)
+            found = answer([*words, "--json"] if as_json and words else words)
     except (Exception, KeyboardInterrupt) as error:
         if os.environ.get("HEADWAY_DEBUG"):
             traceback.print_exc()

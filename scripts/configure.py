@@ -1,5 +1,6 @@
 """From a command's arguments to a configuration: flags of other programs first, then the user's own `KEY=VALUE`."""
 
+import shlex
 from dataclasses import dataclass, field
 
 from conf.compose import compose
@@ -16,6 +17,7 @@ class Request:
     ignored: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     config_dirs: list[str] = field(default_factory=list)
+    translated: bool = False
 
     def config(self) -> SimulateConf:
         """The checked configuration."""
@@ -23,7 +25,8 @@ class Request:
 
     def remarks(self) -> list[str]:
         """Lines for a person: what the foreign flags became and which were left out."""
-        lines = [f"not used: {flag} ({why})" for flag, why in self.ignored]
+        lines = [f"the same as: headway simulate {shlex.join(self.overrides)}"] if self.translated else []
+        lines += [f"not used: {flag} ({why})" for flag, why in self.ignored]
         return [*lines, *(f"note: {note}" for note in self.notes)]
 
 
@@ -50,11 +53,15 @@ def request(arguments: Arguments) -> Request:
     kept = [override for override in translated if key_of(override) not in said]
     if "workload" in said:
         kept = [override for override in kept if key_of(override) not in BELONGS_TO_DATASET]
+    notes = [row for part in parts for row in part.notes]
+    if serving is not None and "hardware" not in said:
+        notes.append("a server's command names no device: the default is taken, hardware=NAME changes it")
     return Request(
         [*sorted(kept, key=lambda override: "." in key_of(override)), *own],
         [row for part in parts for row in part.ignored],
-        [row for part in parts for row in part.notes],
+        notes,
         arguments.values("--config-dir"),
+        translated=serving is not None or loading is not None,
     )
 
 

@@ -52,7 +52,11 @@ def simulate_one(asked: Request, show_progress: bool) -> Answer:
         "notes": asked.notes,
     }
     text = (folder / "console.txt").read_text(encoding="utf-8").rstrip()
-    lines = [text, "", *asked.remarks(), f"results: {folder}", f"page: {folder / 'report.html'}"]
+    head = (
+        f"{result.model} on {result.gpus} x {result.device}, {result.engine_label}, workload {result.workload.name} "
+        f"({len(result.workload)} requests)"
+    )
+    lines = [head, "", text, "", *asked.remarks(), f"results: {folder}", f"page: {folder / 'report.html'}"]
     return Answer(fields, "\n".join(lines))
 
 

@@ -41,9 +41,9 @@ def sweep_here(jobs: list[SweepJob], folder: Path, show_progress: bool) -> bool:
     wide = [number for number, job in built.items() if not api.why_exact(job)]
     if len(wide) < ENOUGH:
         return False
-    for number, error in failed.items():
+    for number, why in failed.items():
         conf = dataclasses.asdict(jobs[number].conf)
-        write_failure(folder / str(number), failure_status(error), reason_of(error), conf, jobs[number].swept)
+        write_failure(folder / str(number), failure_status(why), reason_of(why), conf, jobs[number].swept)
 
     def consume(index: int, result: "SimulationResult") -> None:
         job = jobs[wide[index]]

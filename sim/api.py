@@ -1,8 +1,8 @@
-"""The facade: from a configuration to a result, in three steps that can be taken apart.
+"""The facade: from a configuration to a result, in steps that can be taken apart.
 
-`build` checks everything and compiles a job; `run` simulates it with the exact engine, `scan` many of them with the wide
-one; `simulate` builds and runs from the overrides of the command line. Bad input is a `ValueError` of one sentence; a deployment that does not fit its
-memory is an `Infeasible`, whose sentence says what would.
+`build` checks everything and compiles a job; `run` simulates it with the exact engine, `scan` many of them with the
+wide one; `simulate` builds and runs from the overrides of the command line. Bad input is a `ValueError` of one
+sentence; a deployment that does not fit its memory is an `Infeasible`, whose sentence says what would.
 """
 
 import dataclasses
@@ -230,7 +230,7 @@ def assemble(
 
 
 def simulate(*overrides: str, workload: Workload | None = None) -> SimulationResult:
-    """Run `headway simulate OVERRIDES` and return its result, e.g. `simulate("model=llama-3.1-8b", "workload.rate=10")`.
+    """Run `headway simulate OVERRIDES` and return its result: `simulate("model=llama-3.1-8b", "workload.rate=10")`.
 
     **Raises:** `ValueError` for bad input, `Infeasible` for a deployment that does not fit.
     """

@@ -56,6 +56,10 @@ def choose_engine(name: str, wanted: str | None) -> list[str]:
     A version without a profile of its own takes the nearest earlier one, which the settings then say.
     """
     profiles = [choice for choice in choices("engine") if choice.startswith(f"{name}-")]
+    if not profiles:
+        raise ValueError(
+            f"--engine {wanted}: there is no engine {name}{did_you_mean(nearest(name, choices('engine')))}"
+        )
     known = {choice.removeprefix(f"{name}-"): choice for choice in profiles}
     newest_first = sorted(known, key=version_key, reverse=True)
     if wanted is None:

@@ -13,8 +13,8 @@ def has_content(workload: Workload) -> bool:
 def request_content(workload: Workload) -> list[np.ndarray] | None:
     """Per request the ids of its prompt, and of its outputs where the trace has them; None without content.
 
-    A trace of block hashes gives each block's tokens ids of their own, equal for equal hashes. A last block may be partly filled;
-    prompt tokens beyond the hashes are unlike any other.
+    A trace of block hashes gives each block's tokens ids of their own, equal for equal hashes. A last block may be
+    partly filled; prompt tokens beyond the hashes are unlike any other.
     """
     if workload.token_ids is not None:
         if workload.output_token_ids is None:

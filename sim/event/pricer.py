@@ -48,7 +48,7 @@ class Pricer:
         return int(1e9 * seconds + 0.5), tokens, mode
 
     def _without_lengths(self, tokens: int, emitting: int, mode: int) -> tuple[float, int, int]:
-        """The tabulated seconds of a batch, its padded tokens and graph mode; `mode` is that of batches within the graphs."""
+        """The tabulated seconds of a batch, its padded tokens and graph mode (`mode` if it is within the graphs)."""
         if mode and tokens <= self._largest:
             tokens = self._padded[tokens]
         else:

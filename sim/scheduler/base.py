@@ -13,9 +13,9 @@ import numpy as np
 class Request:
     """One request inside a replica.
 
-    `target` tokens must be in the cache before the next token can be emitted: the prompt and, after a
-    preemption, what had been emitted by then. `left` tokens are still to be emitted, counted when the
-    request (re)entered the waiting queue. `token_ids` is the known content; beyond it, output j has the id `output_base + j`.
+    `target` tokens must be in the cache before the next token can be emitted: the prompt and, after a preemption,
+    what had been emitted by then. `left` tokens are still to be emitted, counted when the request (re)entered the
+    waiting queue. `token_ids` is the known content; beyond it, output j has the id `output_base + j`.
     """
 
     __slots__ = (

@@ -97,7 +97,7 @@ def test_closed_loop_keeps_the_limit():
 
 
 def test_what_can_never_fit_is_rejected():
-    """3 usable blocks hold 48 tokens: 40 + 10 - 1 = 49 does not fit, 40 + 9 - 1 does; 512 tokens leave no room to emit."""
+    """3 usable blocks hold 48 tokens: 40 + 10 - 1 = 49 does not fit, 40 + 9 - 1 does; 512 leave no room to emit."""
     w = workload([0, 0, 0], [40, 40, 512], [10, 9, 1])
     run = run_exact(w, make_settings(), constant(10e-3), num_gpu_blocks=4)
     assert run.requests.status.tolist() == [REJECTED, FINISHED, REJECTED]
@@ -174,7 +174,7 @@ def test_drawn_workloads_conserve(rows, blocks, seats, asynchronous, reserve, co
     replicas=st.integers(1, 2),
 )
 def test_repeated_steps_change_nothing(rows, blocks, asynchronous, content, concurrency, replicas):
-    """Steps that only repeat the last batch are made without `schedule`; making all of them with it gives the same run."""
+    """Steps that only repeat the last batch are made without `schedule`; made with it, the run is the same."""
     columns = list(map(list, zip(*sorted(rows), strict=True)))
     ids = tuple(np.arange(p) for p in columns[1]) if content else None
     w = workload(*columns, token_ids=ids, concurrency=concurrency)

@@ -1,5 +1,7 @@
 """Flags of vLLM, SGLang and TensorRT-LLM, one row each: what they become, what is left out, what is refused."""
 
+import shlex
+
 import pytest
 
 from conf.compose import compose
@@ -303,7 +305,23 @@ def test_a_whole_command_composes():
     found = asked.config()
     assert (found.model.name, found.deployment.tensor_parallel, found.engine.max_num_seqs) == ("qwen3-32b", 2, 128)
     assert (found.engine.version, found.workload.num_requests, found.workload.rate) == ("0.33.0", 300, 10.0)
-    assert asked.remarks() == ["not used: --host (it does not change what is served, nor how fast)"]
+    same, left_out, device = asked.remarks()
+    assert same.startswith("the same as: headway simulate engine=vllm-0.33.0 model=qwen3-32b workload=random ")
+    assert left_out == "not used: --host (it does not change what is served, nor how fast)"
+    assert "hardware=NAME" in device
+    again = request(Arguments({}, shlex.split(same)[5:]))
+    assert again.config() == found
+
+
+def test_a_device_that_was_said_needs_no_remark():
+    asked = request(Arguments({"--serve": "vllm serve Qwen/Qwen3-32B"}, ["hardware=l40s"]))
+    assert asked.notes == []
+
+
+def test_an_engine_without_a_command():
+    assert request(Arguments({"--engine": "vllm-0.33.0"}, [])).overrides == ["engine=vllm-0.33.0"]
+    with pytest.raises(ValueError, match="there is no engine vlm: did you mean"):
+        request(Arguments({"--engine": "vlm-0.33.0"}, []))
 
 
 @pytest.mark.parametrize("program", [SERVE, BENCH, SGLANG, TRTLLM])

@@ -24,11 +24,15 @@ from sim.scheduler.base import Batch, Request
 class ContinuousBatching:
     """One replica's scheduler.
 
-    **Arguments:** `blocks` counts or names the KV blocks; `max_num_seqs` seats; `max_num_batched_tokens` token budget (>=
-    seats); `max_model_len` tokens; `reserve_full_input`: admit only if the whole input fits in the free blocks now (vLLM
-    0.19 on); `chunked_prefill`: cut a prompt at the budget, otherwise a prompt that exceeds the rest of the
-    budget ends the pass, or with `skip_oversized` (vLLM 0.10) is passed over; `register_on_output`: blocks
-    filled by decoding become findable with their output (async scheduling), not when scheduled.
+    **Arguments:**
+
+    - `blocks`: counts or names the KV blocks.
+    - `max_num_seqs` seats, `max_num_batched_tokens` token budget (>= seats), `max_model_len` tokens.
+    - `reserve_full_input`: admit only if the whole input fits in the free blocks now (vLLM 0.19 on).
+    - `chunked_prefill`: cut a prompt at the budget; otherwise a prompt that exceeds the rest of the budget ends the
+      pass, or with `skip_oversized` (vLLM 0.10) is passed over.
+    - `register_on_output`: blocks filled by decoding become findable with their output (async scheduling), not when
+      scheduled.
     """
 
     def __init__(
