@@ -60,7 +60,7 @@ def run(arguments: Arguments) -> Answer:
 
 def measure(name: str) -> dict[str, Any]:
     """One benchmark in a process of its own."""
-    command = [sys.executable, "-c", f"from scripts.bench import worker; worker({name!r})"]
+    command = [sys.executable, "-P", "-c", f"from scripts.bench import worker; worker({name!r})"]
     done = subprocess.run(command, env=os.environ | ONE_THREAD, capture_output=True, text=True, check=False)
     if done.returncode:
         last = next(reversed(done.stderr.strip().splitlines()), f"exit code {done.returncode}")

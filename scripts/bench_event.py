@@ -33,7 +33,7 @@ def event_counted() -> dict[str, float | str]:
 
 def azure_replay() -> dict[str, float | str]:
     """19,366 conversation requests at the trace's own times, or, where the trace is absent, of its length profile."""
-    trace = Path("..") / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_2023_conv.csv"
+    trace = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_2023_conv.csv"
     if trace.is_file():
         overrides = [f"workload={trace}"]
     else:

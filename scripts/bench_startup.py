@@ -30,7 +30,7 @@ def startup() -> dict[str, float | str]:
 
 def call(*words: str) -> tuple[float, float, int]:
     """Wall seconds, CPU seconds and (largest so far) peak bytes of one `headway` call in an empty folder."""
-    command = [sys.executable, "-c", "import sys; from scripts.cli import main; sys.exit(main())", *words]
+    command = [sys.executable, "-P", "-c", "import sys; from scripts.cli import main; sys.exit(main())", *words]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()

@@ -69,4 +69,8 @@ def main(root: Path, stamp: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    try:
+        main(Path(sys.argv[1]), sys.argv[2])
+    except OSError as error:
+        say(f"cannot set up the environment: {error.filename}: {error.strerror}")
+        sys.exit(1)

@@ -57,9 +57,8 @@ def choose_engine(name: str, wanted: str | None) -> list[str]:
     """
     profiles = [choice for choice in choices("engine") if choice.startswith(f"{name}-")]
     if not profiles:
-        raise ValueError(
-            f"--engine {wanted}: there is no engine {name}{did_you_mean(nearest(name, choices('engine')))}"
-        )
+        engines = sorted({choice.partition("-")[0] for choice in choices("engine")})
+        raise ValueError(f"--engine {wanted}: there is no engine {name}{did_you_mean(nearest(name, engines))}")
     known = {choice.removeprefix(f"{name}-"): choice for choice in profiles}
     newest_first = sorted(known, key=version_key, reverse=True)
     if wanted is None:

@@ -4,6 +4,7 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -35,6 +36,13 @@ def constants() -> dict[str, dict[str, float | list[float]]]:
     return tomllib.loads((files("sim.cost") / "analytic.toml").read_text())
 
 
+class _Claim(eqx.Module):
+    """What the model says of its own error."""
+
+    rel_error: Float[Array, ""]
+    outside_share: Float[Array, ""]
+
+
 class AnalyticCost(CostModel):
     """Sum of the kernels of one step on one rank. `AnalyticCost()` has the published constants.
 
@@ -61,8 +69,8 @@ class AnalyticCost(CostModel):
         self.elementwise = group(ElementwiseConstants, "elementwise")
         self.moe = group(MoeConstants, "moe")
         self.recurrent = group(RecurrentConstants, "recurrent")
-        self.rel_error = np.asarray(constants()["claim"]["rel_error"], dtype)
-        self.outside_share = np.asarray(constants()["claim"]["outside_share"], dtype)
+        claim = group(_Claim, "claim")
+        self.rel_error, self.outside_share = claim.rel_error, claim.outside_share
 
     def __call__(self, plan: PlanArrays, stats: BatchStats) -> StepCost:
         """Cost of the batch `stats`, by component. Shapes: any common leading axes; an empty batch costs nothing."""

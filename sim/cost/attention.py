@@ -10,6 +10,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 from jaxtyping import Array, Float
 
 from sim.cost.lengths import (
@@ -78,7 +79,7 @@ def attention_terms(
     rereads = (1.0 - slots.packed) * (group - 1.0)
     same = xp.ones_like(slots.count)
     return AttentionTerms(
-        count=slots.count,
+        layers=slots.count,
         decode=DecodeTerms(
             floor_s=constants.decode_floor_s * same,
             several_s=constants.several_s * same,
@@ -114,7 +115,7 @@ def recurrent_terms(
 ) -> RecurrentTerms:
     """Closed-form constants of all state slots, leaves `[..., recurrent]`: a state is read and written per sequence."""
     return RecurrentTerms(
-        count=slots.count,
+        layers=slots.count,
         floor_s=constants.kernels * floor_s * xp.ones_like(slots.count),
         sequence_s=2.0 * slots.state_bytes / device.memory_bytes_per_s[..., None],
         token_s=slots.flops_per_token / (constants.share * slots.flops_per_s),
@@ -122,13 +123,13 @@ def recurrent_terms(
 
 
 def used_terms(attention: AttentionTerms, recurrent: RecurrentTerms) -> LengthTerms:
-    """The kinds with `count` > 0 of one plan (leaves `[kind]`, numpy), as Python floats; no window: None."""
+    """The kinds with any layer of one plan (leaves `[kind]`, numpy), as Python floats; no window: None."""
 
     def row(terms, index: int):
         return jax.tree.map(lambda leaf: float(leaf[index]), terms)
 
-    kinds = (row(attention, index) for index, count in enumerate(attention.count) if count > 0.0)
-    states = (row(recurrent, index) for index, count in enumerate(recurrent.count) if count > 0.0)
+    kinds = [row(attention, index) for index in np.flatnonzero(attention.layers).tolist()]
+    states = [row(recurrent, index) for index in np.flatnonzero(recurrent.layers).tolist()]
     return LengthTerms(
         tuple(kind if kind.window < UNLIMITED else kind._replace(window=None, chunked=None) for kind in kinds),
         tuple(states),

@@ -62,7 +62,7 @@ def gemm_s(
     per_row, per_column = 1.0 / constants.tile_rows, 1.0 / constants.tile_columns
     flops = 2.0 * area / constants.tile_share
     fixed_s = constants.prologue_s + constants.epilogue_s / TILE_OUTPUTS * area
-    best = None
+    best = jnp.full_like(m * n, jnp.inf)
     for tile in range(constants.tile_rows.shape[0]):
         blocks = jnp.ceil(m * per_row[tile]) * jnp.ceil(n * per_column[tile])
         split = jnp.clip(jnp.floor(units / blocks), 1.0, constants.max_split)
@@ -74,6 +74,6 @@ def gemm_s(
         key_s = jnp.maximum(flops[tile] * per_rate, loaded * per_unit_stream)
         reduce_s = jnp.where(split > 1.0, constants.split_s + partial_s * split, 0.0)
         total = waves * (fixed_s[tile] + key_s * k / split) + reduce_s
-        best = total if best is None else jnp.minimum(best, total)
+        best = jnp.minimum(best, total)
     seconds = device.kernel_floor_s[..., None] + soft_maximum(jnp, best, gemm_bytes(rows, slots) * per_stream)
     return jnp.where(rows > 0.0, seconds, 0.0)

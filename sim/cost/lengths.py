@@ -24,7 +24,7 @@ last-level cache: `1 + gate min(g - 1, (g - 1)(n + 1)/units)` times, gate = f^4/
     E[min(l, w)] = min(mu, w) - k V/(2 (d + sqrt(d^2 + k V))),    d = |mu - w|
 
 exact when all lengths are equal, and for a normal law with its mean at w. With chunked-local attention a row past its
-chunk reads any part of it, half on average. Prefill: exact for one chunk, whose rows see uniformly more keys from first to last.
+chunk reads any part of it, half on average. Prefill: exact for one chunk, whose rows see ever more keys.
 """
 
 import math
@@ -96,12 +96,12 @@ class PrefillTerms(NamedTuple):
 
 
 class AttentionTerms(NamedTuple):
-    """One kind of attention: `count` layers, their two kernels, and the window if there is one.
+    """One kind of attention: `layers` of them, their two kernels, and the window if there is one.
 
     `window`: keys a row may look back; `chunked`: 1 if chunks instead of a sliding window. Both None without.
     """
 
-    count: Number
+    layers: Number
     decode: DecodeTerms
     prefill: PrefillTerms
     window: Number | None = None
@@ -109,10 +109,12 @@ class AttentionTerms(NamedTuple):
 
 
 class RecurrentTerms(NamedTuple):
-    """One kind of state layer: `floor_s` if anything runs, `sequence_s` per sequence (state read and written),
-    `token_s` per prefilled token."""
+    """One kind of state layer, `layers` of them.
 
-    count: Number
+    `floor_s` if anything runs, `sequence_s` per sequence (state read and written), `token_s` per prefilled token.
+    """
+
+    layers: Number
     floor_s: Number
     sequence_s: Number
     token_s: Number
@@ -148,14 +150,14 @@ def lengths_s(
     """
     maximum, minimum = xp.maximum, xp.minimum
     total = 0.0
-    for count, decode, prefill, window, chunked in terms.attention:
+    for layers, decode, prefill, window, chunked in terms.attention:
         floor_s, several_s, split_s, row_s, token_s, chain_s, split_share = decode
         rows = maximum(decodes, 1.0)
         mean = decode_sum / rows
         variance = maximum(decode_sumsq / rows - mean * mean, 0.0)
         longest = decode_max
         keys = decode_sum
-        if window is not None:
+        if window is not None and chunked is not None:
             mean, variance, longest = windowed_rows(xp, mean, variance, longest, window, chunked)
             keys = mean * decodes
         beyond = longest - mean
@@ -173,7 +175,7 @@ def lengths_s(
             + low * maximum(chain_s - rows * token_s, 0.0)
         )
         if xp is FLOATS and not prefill_tokens:
-            total += count * decode_s if decodes else 0.0
+            total += layers * decode_s if decodes else 0.0
             continue
         decode_s = xp.where(decodes > 0, decode_s, 0.0)
 
@@ -199,7 +201,7 @@ def lengths_s(
         seen = prefill_area / tokens
         context = prefill_kv_tokens
         deepest = prefill_max_tokens
-        if window is not None:
+        if window is not None and chunked is not None:
             seen, context, deepest = windowed_chunk(xp, seen, chunk, chunks, context, deepest, window, chunked)
         riders = joint * decodes
         rider_keys = joint * keys
@@ -222,12 +224,12 @@ def lengths_s(
         both_s = xp.sqrt(xp.sqrt(schedule_s * schedule_s + stream_s * stream_s + TINY_S4))
         expand_s = context_token_s * (prefill_kv_tokens - prefill_tokens)
         prefill_s = floor_s + both_s + expand_s + (1.0 - joint) * decode_s
-        total = total + count * xp.where(prefill_tokens > 0, prefill_s, decode_s)
+        total = total + layers * xp.where(prefill_tokens > 0, prefill_s, decode_s)
 
-    for count, floor_s, sequence_s, token_s in terms.recurrent:
+    for layers, floor_s, sequence_s, token_s in terms.recurrent:
         sequences = prefill_chunks + decodes
         busy_s = floor_s + sequence_s * sequences + token_s * prefill_tokens
-        total = total + count * xp.where(sequences > 0, busy_s, 0.0)
+        total = total + layers * xp.where(sequences > 0, busy_s, 0.0)
     return total
 
 

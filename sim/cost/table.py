@@ -49,7 +49,8 @@ def _price_rows(cost: CostModel, plan: PlanArrays, values: dict[str, np.ndarray]
         for start in range(0, count, CHUNK):
             rows = slice(start, min(start + CHUNK, count))
             spare = CHUNK - (rows.stop - start)
-            stats = BatchStats(**{name: np.pad(values.get(name, empty)[rows], (0, spare)) for name in STATS})
+            fields: dict[str, Any] = {name: np.pad(values.get(name, empty)[rows], (0, spare)) for name in STATS}
+            stats = BatchStats(**fields)
             found[:, rows] = np.asarray(_price(cost, plan, stats))[:, : rows.stop - start]
     return dict(zip(COLUMNS, found, strict=True))
 
@@ -90,7 +91,7 @@ def price_steps(cost: CostModel, plan: PlanArrays, columns: Any) -> dict[str, np
 def stack_terms(tables: Sequence[LengthTerms]) -> LengthTerms:
     """Terms of several plans with a leading `config` axis, `[config]` leaves in float64.
 
-    Kinds are matched by position; a plan with fewer kinds than another gets ones with `count` 0. Windows are kept
+    Kinds are matched by position; a plan with fewer kinds than another gets ones with no layers. Windows are kept
     only where some plan has one.
     """
 
@@ -98,7 +99,7 @@ def stack_terms(tables: Sequence[LengthTerms]) -> LengthTerms:
         lists = [getattr(table, name) for table in tables]
         some = max(lists, key=len)
         width = len(some)
-        rows = [list(kinds) + [kind._replace(count=0.0) for kind in some[len(kinds) :]] for kinds in lists]
+        rows = [list(kinds) + [kind._replace(layers=0.0) for kind in some[len(kinds) :]] for kinds in lists]
         return tuple(_stack([kinds[index] for kinds in rows]) for index in range(width))
 
     return LengthTerms(stacked("attention"), stacked("recurrent"))

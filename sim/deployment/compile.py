@@ -22,15 +22,16 @@ def compile_plan(
 ) -> Plan:
     """Check a deployment and compile it.
 
-    **Raises:** ValueError, one sentence, for sizes below 1 or that do not divide the model, more ranks than
-    one scale-up domain or node holds, pipeline stages, a format the device cannot compute, and engine settings out of range.
+    **Raises:** ValueError, one sentence, for sizes below 1 or that do not divide the model, more ranks than one
+    scale-up domain or node holds, pipeline stages, a format the device cannot compute, and engine settings out of range.
     """
     _check_shape(model, device, deployment_conf)
     ranks = deployment_conf.tensor_parallel
     experts = ranks if deployment_conf.expert_parallel and model.is_moe else 1
     model.check(ranks, 1, experts)
     settings = resolve_engine(engine_conf, model, device, deployment_conf)
-    arrays = lower(model, device, ranks, experts, settings.kv_bytes_per_element, engine=settings.name)
+    waits_s = settings.profile.sync_step_s if settings.batches_in_flight == 1 else 0.0
+    arrays = lower(model, device, ranks, experts, settings.kv_bytes_per_element, waits_s, settings.name)
     specs = tuple(layer.mixer.cache(ranks, settings.kv_bytes_per_element) for layer in model.layers)
     return Plan(
         model=model,
@@ -53,14 +54,14 @@ def _check_shape(model: ModelSpec, device: DeviceConf, deployment: DeploymentCon
             raise ValueError(f"deployment.{key} must be at least 1, got {value}.")
     if deployment.pipeline_parallel > 1:
         raise ValueError(
-            f"pipeline stages cannot be simulated yet, got deployment.pipeline_parallel={deployment.pipeline_parallel}; "
-            "set it to 1 and use deployment.tensor_parallel."
+            "pipeline stages cannot be simulated yet, got deployment.pipeline_parallel="
+            f"{deployment.pipeline_parallel}; set it to 1 and use deployment.tensor_parallel."
         )
     island = Node(device).island
     if deployment.tensor_parallel > island:
         raise ValueError(
-            f"deployment.tensor_parallel={deployment.tensor_parallel} needs more {device.name} than the {island:.0f} that one "
-            "node or scale-up domain holds; lower it, or raise hardware.devices_per_node."
+            f"deployment.tensor_parallel={deployment.tensor_parallel} needs more {device.name} than the {island:.0f} "
+            "that one node or scale-up domain holds; lower it, or raise hardware.devices_per_node."
         )
     if deployment.expert_parallel and not model.is_moe:
         raise ValueError(f"deployment.expert_parallel is set, but {model.name} has no experts; set it to false.")
@@ -95,6 +96,9 @@ def _assumptions(
     if deployment.tensor_parallel > 1:
         found = collective_constants(device, "all_reduce", deployment.tensor_parallel, library(settings.name))
         yield "all-reduce", "estimated" if found.estimated else "measured constants", found.source
+    if settings.batches_in_flight == 1 and settings.profile.sync_step_s:
+        why = settings.profile.sources.get("sync_step_s", "engine profile")
+        yield "host time between steps", f"{1e3 * settings.profile.sync_step_s:.1f} ms", why
     for key in LIMITS:
         yield key, f"{getattr(settings, key):g}", settings.origin.get(key, "engine configuration")
     for note in settings.notes:

@@ -41,8 +41,8 @@ def format_of(dtype: str, device: DeviceConf) -> Format:
             return Format(dtype, computed, peaks[computed] * efficiency(computed, device), INPUT_BYTES[computed])
     known = ", ".join(name for name, peak in peaks.items() if peak) or "none"
     raise ValueError(
-        f"{device.name} has no peak rate for {dtype} weights, nor for {' or '.join(COMPUTED_IN[dtype][1:])}, in which they "
-        f"could be computed (it has: {known}); add hardware.peak_flops_per_s.{COMPUTED_IN[dtype][-1]} to its file."
+        f"{device.name} has no peak rate for {dtype} weights, nor for {' or '.join(COMPUTED_IN[dtype][1:])}, in which "
+        f"they could be computed (it has: {known}); add hardware.peak_flops_per_s.{COMPUTED_IN[dtype][-1]} to its file."
     )
 
 

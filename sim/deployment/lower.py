@@ -16,7 +16,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import equinox as eqx
 import numpy as np
 
 from sim.deployment.formats import format_of
@@ -70,7 +69,7 @@ def library(engine: str) -> str:
     return engine if engine in LIBRARIES else "nccl"
 
 
-def _fill(kind: type[eqx.Module], rows: list[dict[str, float]], slots: int, neutral: Mapping[str, float], what: str):
+def _fill(kind: type[Any], rows: list[dict[str, Any]], slots: int, neutral: Mapping[str, Any], what: str) -> Any:
     """A slot group of `rows`, padded with `neutral` values and `count` 0."""
     if len(rows) > slots:
         raise ValueError(
@@ -123,28 +122,23 @@ def lower(
     )
     pieces = len(model.layers) + 1
     graph_s, kernel_s = device.graph_launch_s, device.kernel_launch_s
-    launch_s = [launched * kernel_s, pieces * graph_s + between * kernel_s, graph_s]
-    arrays = DeviceArrays(
-        memory_bytes_per_s=np.float64(device.memory_bytes_per_s * device.memory_efficiency),
-        cache_bytes=np.float64(device.cache_bytes),
-        cache_bytes_per_s=np.float64(device.cache_bytes_per_s),
-        compute_units=np.float64(device.compute_units),
-        unit_stream_bytes_per_s=np.float64(_unit_stream(device)),
-        kernel_floor_s=np.float64(device.kernel_floor_s),
-        sampler_kernels=np.float64(counts["sampler"]),
-        sampler_bytes_per_row=np.float64(counts["sampler_bytes_per_logit"] * model.padded_vocab),
-        sampler_passes=np.float64(counts["sampler_passes"]),
-        launch_s=np.array(launch_s, np.float64),
-        gap_s=np.array([kernel_s, graph_s, graph_s], np.float64),
-        host_s=np.float64(device.host_step_s + host_s),
-    )
-    return PlanArrays(gemm, attention, recurrent, moe, elementwise, collective, arrays)
-
-
-def _unit_stream(device: DeviceConf) -> float:
-    """What one unit can stream; where it is not known, four times its share of the memory rate."""
-    share = device.memory_bytes_per_s / device.compute_units
-    return device.unit_stream_bytes_per_s or 4.0 * share
+    rates: dict[str, float | list[float]] = {
+        "memory_bytes_per_s": device.memory_bytes_per_s * device.memory_efficiency,
+        "cache_bytes": device.cache_bytes,
+        "cache_bytes_per_s": device.cache_bytes_per_s,
+        "compute_units": device.compute_units,
+        "unit_stream_bytes_per_s": device.unit_stream_bytes_per_s,
+        "kernel_floor_s": device.kernel_floor_s,
+        "sampler_kernels": counts["sampler"],
+        "sampler_bytes_per_row": counts["sampler_bytes_per_logit"] * model.padded_vocab,
+        "sampler_passes": counts["sampler_passes"],
+        "launch_s": [launched * kernel_s, pieces * graph_s + between * kernel_s, graph_s],
+        "gap_s": [kernel_s, graph_s, graph_s],
+        "host_s": device.host_step_s + host_s,
+    }
+    arrays: dict[str, Any] = {name: np.asarray(value, np.float64) for name, value in rates.items()}
+    slots = (gemm, attention, recurrent, moe, elementwise, collective)
+    return PlanArrays(*slots, DeviceArrays(**arrays))
 
 
 def _products(model: ModelSpec, layers: Mapping[Layer, int], tensor_parallel: int) -> Counter[Linear]:
@@ -181,8 +175,9 @@ def _attention_slots(
     for layer, count in layers.items():
         mixer = layer.mixer
         for index, shape in enumerate(mixer.shapes(tensor_parallel, kv_bytes)):
-            latent = isinstance(mixer, MLA) and index == 0
-            expansion = 2.0 * mixer.kv_rank * shape.q_heads * (mixer.nope_dim + mixer.v_dim) if latent else 0.0
+            latent, expansion = False, 0.0
+            if isinstance(mixer, MLA) and index == 0:
+                latent, expansion = True, 2.0 * mixer.kv_rank * shape.q_heads * (mixer.nope_dim + mixer.v_dim)
             groups[(shape, expansion, latent)] += count
             total += count
     rows = []
@@ -314,8 +309,8 @@ def _collective_slots(
         rows += [_collective(constants, count, size, 0.0) for size, count in sums.items()]
         gather = collective_constants(device, "all_gather", tensor_parallel, library)
         rows.append(_collective(gather, 1.0, model.padded_vocab * ACTIVATION_BYTES, 1.0))
-    neutral = {"bytes_per_token": 0, "factor": 0, "emitting": 0, "a_s": np.zeros(PROTOCOLS)}
-    neutral["bytes_per_s"] = np.zeros(PROTOCOLS)
+    nothing = np.zeros(PROTOCOLS)
+    neutral = {"bytes_per_token": 0, "factor": 0, "emitting": 0, "a_s": nothing, "bytes_per_s": nothing}
     return _fill(CollectiveSlots, rows, COLLECTIVE_SLOTS, neutral, "collectives")
 
 

@@ -6,6 +6,7 @@ deployments share one compilation and can be stacked along a leading `config` ax
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -164,7 +165,7 @@ def trimmed(arrays: PlanArrays) -> PlanArrays:
     Kernels take any number of slots: a sweep over one model gets several times cheaper, for one more compilation.
     """
 
-    def cut(group: eqx.Module) -> eqx.Module:
+    def cut(group: Any) -> Any:
         count = np.asarray(group.count)
         axis = count.ndim - 1
         used = np.flatnonzero(count.reshape(-1, count.shape[axis]).any(axis=0))

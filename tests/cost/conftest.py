@@ -70,7 +70,7 @@ def cost() -> AnalyticCost:
 
 @pytest.fixture(scope="session")
 def batch() -> Callable[..., BatchStats]:
-    """`batch(prefills, decodes)` from chunks (new, prior) and decode lengths; everything padded to itself, mode full."""
+    """`batch(prefills, decodes)` from chunks (new, prior) and decode lengths; padded to itself, in a full graph."""
 
     def build(prefills=(), decodes=(), mode: float = 2.0, padded: float | None = None) -> BatchStats:
         new = sum(c for c, _ in prefills)

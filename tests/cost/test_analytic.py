@@ -47,8 +47,8 @@ def test_experts_and_collectives(cost, experts, device, batch):
 
 
 def test_flops_and_bytes_by_hand(cost, plan, batch):
-    # One decode of 400 tokens. Weights of both layers: qkv 1024 x 1536, o 1024 x 1024, gate_up 1024 x 8192, down 4096 x 1024;
-    # head 1024 x 32000. FLOPs: twice the weights, and 2 x 16 heads x 128 x 400 per layer.
+    # One decode of 400 tokens. Weights of both layers: qkv 1024 x 1536, o 1024 x 1024, gate_up 1024 x 8192,
+    # down 4096 x 1024; head 1024 x 32000. FLOPs: twice the weights, and 2 x 16 heads x 128 x 400 per layer.
     price = compiled(cost, plan, batch(decodes=[400]))
     weights = 2 * 1024 * (1536 + 1024 + 8192 + 4096) + 1024 * 32000
     assert float(price.flops) == pytest.approx(2 * weights + 2 * 2 * 16 * 128 * 400)

@@ -21,7 +21,7 @@ def terms(device, cost, *mixers):
 
 
 def test_grouped_heads_by_hand(device, cost):
-    # 16 query heads on 4 KV heads of 64: 4 blocks a row. Attention reaches 0.75 of 200 = 150 TFLOP/s, 1.5 TFLOP/s a unit.
+    # 16 query heads on 4 KV heads of 64: 4 blocks a row. Attention reaches 0.75 of 200 = 150 TFLOP/s, 1.5 a unit.
     kind = terms(device, cost, Attention(16, 4, 64)).attention[0]
     # 2 x 64 rows x 128 dims = 16,384 FLOPs a key in one block: 10.92 ns; loading 256 B at 50 GB/s takes 5.12 ns
     assert kind.decode.chain_s == pytest.approx(16384 / 1.5e12)
@@ -47,7 +47,7 @@ def test_latent_attention_by_hand(device, cost):
     # decode: one KV head of 576 x 2 B; all 16 heads in one block of 64 rows x (576 + 512) dims
     assert kind.prefill.kv_token_s == pytest.approx(1152 / 1e12)
     assert kind.decode.chain_s == pytest.approx(2 * 64 * 1088 / 1.5e12)
-    # prefill: every head its own keys of 192 + 128; a prior token is expanded, 2 x 512 x 16 x 256 FLOPs, written and read
+    # prefill: every head its own keys of 192 + 128; a prior token is expanded (2 x 512 x 16 x 256 FLOPs), written, read
     assert (kind.prefill.heads, kind.prefill.joint) == (16.0, 0.0)
     assert kind.prefill.key_s == pytest.approx(2 * 128 * 320 / 1.5e12)
     want = 2 * 512 * 16 * 256 / 150e12 + 2 * 2 * 16 * 320 / 1e12
@@ -65,8 +65,8 @@ def test_kinds_are_counted_and_unused_slots_dropped(device, cost):
     full, sliding = Attention(16, 4, 64), Attention(16, 4, 64, window=512)
     state = Mamba2(4, 2.0, 4.0, True, heads=16, head_dim=64, groups=1, state=64)
     found = terms(device, cost, full, sliding, sliding, state)
-    assert [(kind.count, kind.window) for kind in found.attention] == [(1.0, None), (2.0, 512.0)]
-    assert [kind.count for kind in found.recurrent] == [1.0]
+    assert [(kind.layers, kind.window) for kind in found.attention] == [(1.0, None), (2.0, 512.0)]
+    assert [kind.layers for kind in found.recurrent] == [1.0]
     # read and write the state of 16 x 64 x 64 elements of 4 B and the last 3 inputs of 1152 channels of 2 B
     assert found.recurrent[0].sequence_s == pytest.approx(2 * (16 * 64 * 64 * 4 + 3 * 1152 * 2) / 1e12)
 
@@ -79,9 +79,9 @@ def test_numpy_and_jax_agree(device, cost, plan):
 
 
 def test_work_by_hand(plan, batch):
-    # Layer 1 reads everything, layer 2 at most 512 keys. Decodes of 1000 twice: 2000 + 1024 keys of 1024 B; a chunk of 100 on 900:
-    # 1000 and min(1000, 100 + 512) keys loaded. FLOPs: 2 x 16 heads x 128 dims per pair; the chunk's rows see 901..1000 keys,
-    # or 512.
+    # Layer 1 reads everything, layer 2 at most 512 keys. Decodes of 1000 twice: 2000 + 1024 keys of 1024 B; a chunk
+    # of 100 on 900: 1000 and min(1000, 100 + 512) keys loaded. FLOPs: 2 x 16 heads x 128 dims per pair; the chunk's rows
+    # see 901 to 1000 keys, or 512.
     read, flops = attention_work(np, plan, batch([(100, 900)], [1000, 1000]))
     assert read == pytest.approx(1024 * (2000 + 1000 + 1024 + 612), rel=1e-6)
     pairs = 2000 + 1024 + 100 * 950.5 + 100 * 512

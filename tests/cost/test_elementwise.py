@@ -19,8 +19,8 @@ def slots(size):
 
 
 def test_by_hand(plan):
-    # 1000 tokens x 40 kB = 40 MB = 0.8 x 50 MB: f = 1, half the bytes move at 5 TB/s, half at 1 TB/s: 4 + 20 us, and 2 us
-    # of floor, three times.
+    # 1000 tokens x 40 kB = 40 MB = 0.8 x 50 MB: f = 1, half the bytes move at 5 TB/s, half at 1 TB/s: 4 + 20 us, and
+    # 2 us of floor, three times.
     got = float(elementwise_s(jnp.float64(1000), slots(40e3), plan.device, FIXED)[0])
     assert got == pytest.approx(3 * (2e-6 + 20e6 / 5e12 + 20e6 / 1e12))
 
@@ -53,7 +53,7 @@ def test_gradient(plan, slope_matches):
 
 
 def test_sampler_by_hand(plan):
-    # 10 rows of 1 MB pass twice: f = 10 MB/40 MB, f^4/(1 + f^4) = 1/257 from memory, 256/257 from cache; 4 kernels of 2 us
+    # 10 rows of 1 MB pass twice: f = 10 MB/40 MB, f^4/(1 + f^4) = 1/257 from memory, 256/257 from cache; 4 x 2 us
     device = replace(
         plan.device,
         sampler_kernels=np.float64(4.0),

@@ -34,8 +34,8 @@ def seconds(plan, cost, rows, product):
 
 def test_by_hand(plan):
     # 128 x 1280 outputs in tiles of 128: 10 blocks, k split in floor(100/10) -> 8 parts of 125: 80 blocks, one wave.
-    # One step of k in one block: 2 128 128 / (200e12/100) = 16.384 ns of compute, (128 + 128) 2 B / 50e9 = 10.24 ns of load.
-    # Block: 1 + 1 + 125 x 0.016384 = 4.048 us. Split: 1 us and 4 x 8 x 128 x 1280 B / 1e12 = 5.24288 us. Sum 10.29088 us.
+    # One step of k in one block: 2 128 128 / (200e12/100) = 16.384 ns of compute, (128 + 128) 2 B / 50e9 = 10.24.
+    # Block: 1 + 1 + 125 x 0.016384 = 4.048 us. Split: 1 us and 4 x 8 x 128 x 1280 B / 1e12 = 5.24288. Sum 10.29088 us.
     # Memory: 1280 x 1000 x 2 + 128 x (1000 + 1280) x 2 = 3,143,680 B -> 3.14368 us.
     # 2 + (10.29088^4 + 3.14368^4)^(1/4) = 2 + 10.31322 us.
     got = float(gemm_s(np.float64(128), slot(1280, 1000), plan.device, constants())[0])

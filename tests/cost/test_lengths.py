@@ -64,8 +64,8 @@ def test_single_split_row_by_hand(batch):
 
 
 def test_one_long_row_by_hand(batch):
-    # 50 rows of 100 and one of 20,100, none split. All stream: (50 x 100 + 20,100) x 3 ns = 75.3 us. When the short ones are
-    # done, 20,000 tokens remain at 20 instead of 3 ns: 340 us more. 5 + 2 + 51 x 0.1 + 75.3 + 340 = 427.4 us, 10 layers.
+    # 50 rows of 100 and one of 20,100, none split. All stream: (50 x 100 + 20,100) x 3 ns = 75.3 us. When the short
+    # ones are done, 20,000 tokens remain at 20 instead of 3 ns: 340 us more. 5 + 2 + 51 x 0.1 + 75.3 + 340 = 427.4, x 10.
     assert seconds(batch(decodes=[100] * 50 + [20_100])) == pytest.approx(4.274e-3, rel=1e-4)
 
 
@@ -97,8 +97,9 @@ def test_skew_costs(batch):
 
 
 def test_chunk_by_hand(batch):
-    # 128 tokens on 1000: 2 tiles x 32 heads = 64 blocks, one wave. Mean keys 1064.5, and half a tile more: (2 x 1064.5 + 64)
-    # /2 = 1096.5 x 20 ns + 2 = 23.93 us; the longest sees 1128: 24.56 us, which is the schedule. Stream 1128 x 3 ns = 3.384 us.
+    # 128 tokens on 1000: 2 tiles x 32 heads = 64 blocks, one wave. Mean keys 1064.5, and half a tile more:
+    # (2 x 1064.5 + 64)/2 = 1096.5 x 20 ns + 2 = 23.93 us; the longest sees 1128: 24.56 us, which is the schedule.
+    # Stream 1128 x 3 ns = 3.384 us.
     want = 4e-6 + (24.56e-6**4 + 3.384e-6**4) ** 0.25
     assert seconds(batch(prefills=[(128, 1000)])) == pytest.approx(10 * want, rel=1e-9)
 
@@ -113,7 +114,7 @@ def test_mixed_by_hand(batch):
 
 
 def test_keys_are_read_again_beyond_the_cache(batch):
-    # 100 rows of 10,000 tokens fill the cache exactly: half of min(3, 0.03 x 101) = 3 more reads: 1 + 1.5 times the keys.
+    # 100 rows of 10,000 tokens fill the cache exactly: half of min(3, 0.03 x 101) = 3 more reads, 2.5 times the keys.
     busy = KIND._replace(prefill=PREFILL._replace(key_s=1e-12, block_s=0.0, empty_s=0.0))
     got = seconds(batch(prefills=[(64, 0)], decodes=[10_000] * 100), busy) / 10
     assert got == pytest.approx(4e-6 + 3e-9 * (64 + 1e6 * 2.5), rel=1e-3)
@@ -276,7 +277,7 @@ def test_slopes_match_finite_differences(batch, drawn):
     kind = KIND._replace(window=2000.0, chunked=0.0)
     leaves, tree = jax.tree.flatten(jax.tree.map(np.float64, LengthTerms((kind,))))
     whole = ("heads", "units", "tiles_per_token", "wave", "joint", "chunked")
-    names = ["count", *DecodeTerms._fields, *PrefillTerms._fields, "window", "chunked"]
+    names = ["layers", *DecodeTerms._fields, *PrefillTerms._fields, "window", "chunked"]
     for index, name in enumerate(names):
         if name in whole:
             continue

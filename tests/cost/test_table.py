@@ -108,4 +108,4 @@ def test_stacked_terms_without_windows_have_none(tables):
     terms = tables[1][1].lengths
     stacked = stack_terms([terms, terms])
     assert stacked.attention[0].window is None
-    assert stacked.attention[0].count.shape == (2,)
+    assert stacked.attention[0].layers.shape == (2,)

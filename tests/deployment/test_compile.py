@@ -1,0 +1,105 @@
+"""Compiling a deployment: checks, assumptions, what is not modelled."""
+
+from dataclasses import replace
+
+import pytest
+
+from sim.deployment.compile import compile_plan
+from sim.deployment.conf import DeploymentConf
+from sim.deployment.settings import load_engine
+from sim.hardware.read import load_device
+from sim.model.read import load_model
+
+
+def build(model="llama-3.1-8b", device="h100-sxm", version="0.19.0", **deployment):
+    device = load_device(device) if isinstance(device, str) else device
+    return compile_plan(load_model(model), device, load_engine("vllm", version), DeploymentConf(**deployment))
+
+
+def rows(plan):
+    return {what: (value, source) for what, value, source in plan.assumptions}
+
+
+def test_a_plan():
+    plan = build(tensor_parallel=2, replicas=3)
+    model = load_model("llama-3.1-8b")
+    assert plan.gpus == 6
+    assert plan.weight_bytes == model.weight_bytes(2)
+    assert len(plan.kv_specs) == 1
+    assert len(plan.kv_specs[0]) == 32
+    assert plan.kv_specs[0][0].kv_heads == 4
+    assert plan.engine.version == "0.19.0"
+    assert plan.arrays.gemm.n[0] == 3072
+
+
+def test_cache_type_reaches_plan_and_arrays():
+    engine = replace(load_engine("vllm", "0.19.0"), kv_cache_dtype="fp8")
+    plan = compile_plan(load_model("llama-3.1-8b"), load_device("h100-sxm"), engine, DeploymentConf())
+    assert plan.kv_specs[0][0].bytes_per_token == 2 * 8 * 128
+    assert plan.arrays.attention.kv_bytes_per_token[0] == 2 * 8 * 128
+
+
+def test_expert_parallel():
+    plan = build("qwen3-30b-a3b", tensor_parallel=4, expert_parallel=True)
+    assert plan.arrays.moe.local_experts[0] == 32
+    assert "expert parallelism" in rows(plan)
+    assert rows(plan)["expert load"][0] == "even over experts and ranks"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"replicas": 0}, r"deployment.replicas must be at least 1, got 0\."),
+        ({"tensor_parallel": 0}, r"deployment.tensor_parallel must be at least 1, got 0\."),
+        ({"pipeline_parallel": 2}, r"pipeline stages cannot be simulated yet, got deployment.pipeline_parallel=2"),
+        ({"tensor_parallel": 3}, r"tensor parallel size 3 does not divide the 32 attention heads"),
+        ({"tensor_parallel": 16}, r"tensor_parallel=16 needs more NVIDIA H100 SXM 80GB than the 8"),
+        ({"expert_parallel": True}, r"expert_parallel is set, but llama-3.1-8b has no experts"),
+    ],
+)
+def test_bad_shapes(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        build(**change)
+
+
+def test_rates_are_listed_with_their_sources():
+    found = rows(build("llama-3.1-8b-fp8", tensor_parallel=2))
+    device = load_device("h100-sxm")
+    assert found["memory stream rate"] == ("2.92 TB/s", device.sources["memory_efficiency"])
+    assert found["fp8 products"] == ("1403 TFLOP/s in fp8", device.sources["matmul_efficiency.fp8"])
+    assert found["attention kernel"][0] == "FlashAttention-3"
+    assert found["all-reduce"][1]
+    assert "max_num_seqs" in found
+    assert "fp8 weights" not in found
+
+
+def test_dequantised_weights_are_an_assumption():
+    found = rows(build("llama-3.1-8b-fp8", "a100-sxm-80gb"))
+    assert found["fp8 weights"] == ("dequantised to bf16 inside each product", "NVIDIA A100 SXM4 80GB has no fp8 peak")
+    assert rows(build("llama-3.1-8b-w4a16"))["int4 weights"][1] == "weight-only format"
+
+
+def test_settings_say_where_they_come_from():
+    found = rows(build())
+    assert found["max_num_batched_tokens"][1].startswith("vllm 0.19.0")
+
+
+def test_what_is_not_modelled():
+    dense, routed = build(), build("deepseek-v3", "b200-sxm", tensor_parallel=8)
+    assert not any("draft" in sentence for sentence in dense.not_modelled)
+    assert any("draft" in sentence for sentence in routed.not_modelled)
+    assert any("uneven" in sentence for sentence in routed.not_modelled)
+    assert any("of a GPU" in sentence for sentence in build(device="tpu-v5p").not_modelled)
+
+
+def test_host_time_only_without_scheduling_ahead():
+    """vLLM 0.10.2 schedules one batch at a time; 0.19.0 two, unless told not to."""
+    waiting = build(version="0.10.2")
+    assert waiting.arrays.device.host_s == waiting.engine.profile.sync_step_s > 0
+    assert "host time between steps" in rows(waiting)
+    ahead = build()
+    assert ahead.arrays.device.host_s == 0
+    assert "host time between steps" not in rows(ahead)
+    engine = replace(load_engine("vllm", "0.19.0"), async_scheduling=False)
+    told = compile_plan(load_model("llama-3.1-8b"), load_device("h100-sxm"), engine, DeploymentConf())
+    assert told.arrays.device.host_s == told.engine.profile.sync_step_s
