@@ -20,7 +20,8 @@ def soft_min(times_s: Float[Array, "*axes protocol"]) -> Float[Array, "*axes"]:
     scale = lax.stop_gradient(jnp.min(times_s, axis=-1, keepdims=True))  # powers of seconds leave float32
     safe = jnp.where(scale > 0, scale, 1.0)
     ratio = jnp.where(scale > 0, times_s / safe, 1.0)
-    return jnp.where(scale[..., 0] > 0, safe[..., 0] * jnp.sum(ratio**-SHARPNESS, axis=-1) ** (-1 / SHARPNESS), 0.0)
+    total = jnp.sum(ratio**-SHARPNESS, axis=-1)  # a whole number: two products instead of a general power
+    return jnp.where(scale[..., 0] > 0, safe[..., 0] * total ** (-1 / SHARPNESS), 0.0)
 
 
 def collective_s(

@@ -57,10 +57,12 @@ def moe_s(
     routed = tokens[..., None] * slots.top_k
     rows = routed * slots.local_experts / jnp.maximum(slots.experts, 1.0)
     row_flops = 2.0 * slots.matrices * slots.hidden * slots.inter
-    tiles = (slice(None), *(None,) * active.ndim)  # tiles on a new first axis
-    tile, share = constants.tile_rows[tiles], constants.tile_share[tiles]
-    padded = jnp.maximum(active * tile, rows + 0.5 * active * tile)
-    compute_s = jnp.min(padded / share, axis=0) * row_flops / slots.flops_per_s
+    per_share = 1.0 / constants.tile_share
+    padded = jnp.full_like(active, jnp.inf)
+    for tile in range(constants.tile_rows.shape[0]):
+        size = active * constants.tile_rows[tile]
+        padded = jnp.minimum(padded, jnp.maximum(size, rows + 0.5 * size) * per_share[tile])
+    compute_s = padded * row_flops / slots.flops_per_s
     products_s = soft_maximum(jnp, compute_s, moe_bytes(tokens, slots) / stream)
     around = 2.0 * routed * OUTPUT_BYTES * (slots.matrices * slots.inter + slots.hidden)
     seconds = constants.kernels * device.kernel_floor_s[..., None] + products_s + moved_s(around, device, elementwise)

@@ -23,7 +23,7 @@ def compile_plan(
     """Check a deployment and compile it.
 
     **Raises:** ValueError, one sentence, for sizes below 1 or that do not divide the model, more ranks than one
-    scale-up domain or node holds, pipeline stages, a format the device cannot compute, and engine settings out of range.
+    scale-up domain or node holds, pipeline stages, a format the device cannot compute, engine settings out of range.
     """
     _check_shape(model, device, deployment_conf)
     ranks = deployment_conf.tensor_parallel
@@ -128,4 +128,4 @@ def _not_modelled(
     if deployment.tensor_parallel > 1:
         yield "overlap of collectives with compute"
     if device.kind != "gpu":
-        yield f"tiles and launch of a {device.kind}: those of a GPU are used"
+        yield f"tiles and launches of a {device.kind}: it is priced as a GPU of the same rates"

@@ -122,12 +122,13 @@ def lower(
     )
     pieces = len(model.layers) + 1
     graph_s, kernel_s = device.graph_launch_s, device.kernel_launch_s
+    parts = 1 if device.kind == "gpu" else -(-_kernels()["units"]["least"] // device.compute_units)
     rates: dict[str, float | list[float]] = {
         "memory_bytes_per_s": device.memory_bytes_per_s * device.memory_efficiency,
         "cache_bytes": device.cache_bytes,
         "cache_bytes_per_s": device.cache_bytes_per_s,
-        "compute_units": device.compute_units,
-        "unit_stream_bytes_per_s": device.unit_stream_bytes_per_s,
+        "compute_units": device.compute_units * parts,
+        "unit_stream_bytes_per_s": device.unit_stream_bytes_per_s / parts,
         "kernel_floor_s": device.kernel_floor_s,
         "sampler_kernels": counts["sampler"],
         "sampler_bytes_per_row": counts["sampler_bytes_per_logit"] * model.padded_vocab,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 ANY_GROUP = 0
 # Exponent of the soft minimum over protocols. At a crossing of two the time is 2 ** (-1/4) = 0.84 of either, about
 # as far as measured series round their corners (exponents 3 to 12 fit within 0.1 points of each other).
-SHARPNESS = 4.0
+SHARPNESS = 4
 
 Triple = tuple[float, float, float]
 

@@ -80,7 +80,7 @@ def test_numpy_and_jax_agree(device, cost, plan):
 
 def test_work_by_hand(plan, batch):
     # Layer 1 reads everything, layer 2 at most 512 keys. Decodes of 1000 twice: 2000 + 1024 keys of 1024 B; a chunk
-    # of 100 on 900: 1000 and min(1000, 100 + 512) keys loaded. FLOPs: 2 x 16 heads x 128 dims per pair; the chunk's rows
+    # of 100 on 900: 1000 and min(1000, 100 + 512) keys loaded. FLOPs: 2 x 16 heads x 128 dims per pair; its rows
     # see 901 to 1000 keys, or 512.
     read, flops = attention_work(np, plan, batch([(100, 900)], [1000, 1000]))
     assert read == pytest.approx(1024 * (2000 + 1000 + 1024 + 612), rel=1e-6)

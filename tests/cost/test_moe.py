@@ -42,7 +42,7 @@ def test_every_expert_every_token():
 def test_by_hand(plan):
     # One token: A = 2 experts, R = 2 rows. Weights 2 x 3 x 1024 x 2048 x 2 B = 25,165,824 B, activations 2 rows x 2 B x
     # (2048 + 4 x 2048) = 40,960 B: 25.206784 us at 1 TB/s. Products: max(2 x 16, 2 + 16) = 32 rows x 2 x 3 x 1024
-    # x 2048 / (0.5 x 200e12) = 4.02653 us. Around: 2 x 2 x 2 B x (3 x 2048 + 1024) = 57,344 B, all in cache: 11.4688 ns.
+    # x 2048 / (0.5 x 200e12) = 4.02653 us. Around: 8 B x (3 x 2048 + 1024) = 57,344 B, all in cache: 11.4688 ns.
     # Floors 7 x 2 us.
     want = 14e-6 + (25.206784e-6**4 + 4.0265318e-6**4) ** 0.25 + 57344 / 5e12
     assert seconds(plan, 1) == pytest.approx(want, rel=1e-6)

@@ -89,7 +89,7 @@ def test_what_is_not_modelled():
     assert not any("draft" in sentence for sentence in dense.not_modelled)
     assert any("draft" in sentence for sentence in routed.not_modelled)
     assert any("uneven" in sentence for sentence in routed.not_modelled)
-    assert any("of a GPU" in sentence for sentence in build(device="tpu-v5p").not_modelled)
+    assert any("priced as a GPU" in sentence for sentence in build(device="tpu-v5p").not_modelled)
 
 
 def test_host_time_only_without_scheduling_ahead():

@@ -226,3 +226,12 @@ def test_no_rate_for_a_format(h100):
 
 def test_collectives_of_other_engines():
     assert [library(name) for name in ("vllm", "sglang", "orca")] == ["vllm", "sglang", "nccl"]
+
+
+def test_few_large_units_count_as_many(llama):
+    """Same rates in sum: 8 units of a TPU v5p become 64."""
+    device = load_device("tpu-v5p")
+    arrays = lower(llama, device).device
+    assert arrays.compute_units == 64
+    stream = device.unit_stream_bytes_per_s * device.compute_units
+    assert arrays.compute_units * arrays.unit_stream_bytes_per_s == pytest.approx(stream)

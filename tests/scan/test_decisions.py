@@ -10,7 +10,7 @@ from tests.scan.conftest import DRAWN, TABLES, draw_job, every_statistic_s, make
 from tests.scan.oracle import simulate
 
 
-SIDE_BY_SIDE = {"lanes": 8, "window": 64, "log_steps": True, "lengths_s": every_statistic_s}
+SIDE_BY_SIDE = {"lanes": 8, "window": 64, "log_steps": True, "max_iterations": 100_000, "lengths_s": every_statistic_s}
 
 
 @st.composite

@@ -75,7 +75,7 @@ def runs(draw):
 @settings(max_examples=10, **DRAWN)
 def test_tables_are_equal(drawn):
     jobs = [lane_job(workload, engine, usable, replicas=replicas) for workload, engine, usable, replicas in drawn]
-    found = scan(jobs, [PRICE], lanes=8, window=64, log_steps=True)
+    found = scan(jobs, [PRICE], lanes=8, window=64, log_steps=True, max_iterations=100_000)
     for i, (workload, engine, usable, replicas) in enumerate(drawn):
         if found.status[i] == Status.NEEDS_EXACT:
             assert "rejected in a closed loop with a pick-up delay" in found.message[i]

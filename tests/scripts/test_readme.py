@@ -73,7 +73,3 @@ def test_every_command_shown_is_right(path, tmp_path, monkeypatch):
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         assert target.startswith("https://") or (path.parent / target).exists(), target
-
-
-def test_the_readme_is_finished():
-    assert "TO FILL" not in README
