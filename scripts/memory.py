@@ -11,10 +11,11 @@ def run(arguments: Arguments) -> Answer:
     asked = request(arguments)
     if arguments.value("--cfg") is not None:
         return show_configuration(asked)
-    from sim import api
+    from sim.memory.describe import describe
     from sim.memory.text import to_json, to_text
 
-    budget = api.memory(asked.config())
+    conf = asked.config()
+    budget = describe(conf.model, conf.hardware, conf.engine, conf.deployment)
     fields = {"status": "ok" if budget.fits else "infeasible", **to_json(budget)}
     fields["ignored_flags"] = [{"flag": flag, "reason": why} for flag, why in asked.ignored]
     return Answer(fields, "\n".join([to_text(budget), *asked.remarks()]), 0 if budget.fits else 2)

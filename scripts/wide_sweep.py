@@ -51,7 +51,7 @@ def sweep_here(jobs: list[SweepJob], folder: Path, show_progress: bool) -> bool:
 
     exact = [number for number in built if number not in set(wide)]
     with progress(len(built), "jobs", show_progress) as report:
-        left = api.scan([built[number] for number in wide], consume, report)
+        left = api.sweep([built[number] for number in wide], consume, report)
         exact += [wide[index] for index in left]
         for done, number in enumerate(exact, len(built) - len(exact)):
             result = api.run(built[number])

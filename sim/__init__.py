@@ -8,17 +8,19 @@ if TYPE_CHECKING:
         Infeasible as Infeasible,
         Job as Job,
         build as build,
-        memory as memory,
         run as run,
-        scan as scan,
         simulate as simulate,
+        sweep as sweep,
     )
 
-_FACADE = ("Infeasible", "Job", "build", "memory", "run", "scan", "simulate")
+_FACADE = ("Infeasible", "Job", "build", "run", "simulate", "sweep")
 
 
 def __getattr__(name: str) -> Any:
-    """The facade, loaded when first used: importing a room needs none of the others."""
+    """The facade, loaded when first used: importing a room needs none of the others.
+
+    No name of it is that of a room (`sim.scan` is a package): which one came would depend on what was imported before.
+    """
     if name in _FACADE:
         import sim.api
 

@@ -1,6 +1,6 @@
 """The facade: from a configuration to a result, in steps that can be taken apart.
 
-`build` checks everything and compiles a job; `run` simulates it with the exact engine, `scan` many of them with the
+`build` checks everything and compiles a job; `run` simulates it with the exact engine, `sweep` many of them with the
 wide one; `simulate` builds and runs from the overrides of the command line. Bad input is a `ValueError` of one
 sentence; a deployment that does not fit its memory is an `Infeasible`, whose sentence says what would.
 """
@@ -21,7 +21,6 @@ from sim.cost.model import CostModel
 from sim.cost.table import PriceTable, price_steps, price_table
 from sim.deployment.compile import compile_plan
 from sim.deployment.plan import Plan
-from sim.deployment.settings import resolve_engine
 from sim.event.content import has_content
 from sim.event.router import make_router
 from sim.event.run import ExactRun, run_exact
@@ -33,7 +32,7 @@ from sim.model.read import model_from_conf
 from sim.report.result import SimulationResult, StepTable
 from sim.scan.jobs import LaneJob, Status, lane_job, servable, why_exact as lane_needs_exact
 from sim.scan.recover import LaneRun
-from sim.scan.wide import scan as scan_lanes
+from sim.scan.wide import scan
 from sim.scheduler.find import check_scheduler
 from sim.workload.build import build_workload
 from sim.workload.trace import Workload
@@ -85,14 +84,6 @@ class Job:
         engine = self.plan.engine
         shape = repr((engine.max_num_batched_tokens, engine.max_num_seqs, engine.graph_sizes[-1:])).encode()
         return shape + b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((self.cost, self.plan.arrays)))
-
-
-def memory(conf: SimulateConf) -> MemoryBudget:
-    """The KV budget of a deployment, whether it fits or not, pipeline stages included."""
-    model = model_from_conf(conf.model)
-    device = device_from(dataclasses.asdict(conf.hardware), conf.hardware.name)
-    engine = resolve_engine(conf.engine, model, device, conf.deployment)
-    return memory_budget(model, device, engine, conf.deployment)
 
 
 def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
@@ -153,7 +144,7 @@ def why_exact(job: Job) -> str:
     return lane_needs_exact(lane, served)
 
 
-def scan(
+def sweep(
     jobs: Sequence[Job],
     consume: Callable[[int, SimulationResult], None],
     on_progress: Callable[[int], None] | None = None,
@@ -177,7 +168,7 @@ def scan(
         assert lane.steps is not None
         consume(index, assemble(jobs[index], lane, lane.steps, dict.fromkeys(LANE_CHECKS, True), "wide"))
 
-    found = scan_lanes(lane_jobs, tables, log_steps=True, reduce=reduce, on_progress=on_progress)
+    found = scan(lane_jobs, tables, log_steps=True, reduce=reduce, on_progress=on_progress)
     return {i: found.message[i] for i in range(len(jobs)) if found.status[i] != Status.OK}
 
 
