@@ -9,7 +9,7 @@ from scripts.arguments import Arguments
 def run(arguments: Arguments) -> Answer:
     """Collect and write table.csv and sweep.html beside the runs."""
     from sim.report.collect import collect, collect_csv, collect_text
-    from sim.report.page.sweep import sweep_page
+    from sim.report.page.sweep import runs_with_page, sweep_page
 
     if len(arguments.words) != 1:
         raise ValueError(f"headway collect wants one folder, got {len(arguments.words)}.")
@@ -18,6 +18,6 @@ def run(arguments: Arguments) -> Answer:
     path = folder / "table.csv"
     path.write_text(collect_csv(rows), encoding="utf-8")
     page = folder / "sweep.html"
-    page.write_text(sweep_page(rows, folder.resolve().name), encoding="utf-8")
+    page.write_text(sweep_page(rows, folder.resolve().name, runs_with_page(rows, folder)), encoding="utf-8")
     fields = {"status": "ok", "runs": rows, "table": str(path), "page": str(page)}
     return Answer(fields, f"{collect_text(rows)}\n\ntable: {path}\npage: {page}")

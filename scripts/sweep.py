@@ -27,7 +27,7 @@ ANNOUNCE = False
 def sweep(asked: Request, show_progress: bool) -> Answer:
     """Run all jobs and collect them. Exit code 2 only if none of them ended well."""
     from sim.report.collect import collect, collect_csv, collect_text
-    from sim.report.page.sweep import sweep_page
+    from sim.report.page.sweep import runs_with_page, sweep_page
 
     overrides, folder = sweep_folder(asked.overrides)
     jobs = expand(overrides, asked.config_dirs)
@@ -39,7 +39,7 @@ def sweep(asked: Request, show_progress: bool) -> Answer:
     table = folder / "table.csv"
     table.write_text(collect_csv(rows), encoding="utf-8")
     page = folder / "sweep.html"
-    page.write_text(sweep_page(rows, folder.name), encoding="utf-8")
+    page.write_text(sweep_page(rows, folder.name, runs_with_page(rows, folder)), encoding="utf-8")
     ended = any(row["status"] == "ok" for row in rows)
     fields = {"status": "ok" if ended else "error", "jobs": len(jobs), "runs": rows, "results": str(folder)}
     if not ended:

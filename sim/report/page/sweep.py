@@ -1,7 +1,8 @@
 """One self-contained page for a sweep: what each configuration trades for what, and the table."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,13 @@ def pareto_front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.array(front[::-1], np.int64)
 
 
-def sweep_page(rows: Sequence[dict[str, Any]], name: str, link: bool = True) -> str:
-    """The page of a collected sweep as HTML text; with `link`, runs lead to `<run>/report.html` beside the page."""
+def runs_with_page(rows: Sequence[dict[str, Any]], folder: Path) -> frozenset[str]:
+    """The runs of a collected folder that have a page of their own."""
+    return frozenset(row["run"] for row in rows if (folder / row["run"] / "report.html").is_file())
+
+
+def sweep_page(rows: Sequence[dict[str, Any]], name: str, pages: Collection[str] = ()) -> str:
+    """The page of a collected sweep as HTML text; runs in `pages` lead to `<run>/report.html` beside it."""
     good = [row for row in rows if row["status"] == "ok"]
     keys = override_keys(rows, varying=True)
     points = [
@@ -51,7 +57,7 @@ def sweep_page(rows: Sequence[dict[str, Any]], name: str, link: bool = True) -> 
             "style": asset("style.css"),
             "heading": escape(name),
             "subtitle": "".join(f"<li>{fact}</li>" for fact in facts),
-            "table": _table(good, keys, set(front), link),
+            "table": _table(good, keys, set(front), pages),
             "failures": _failures(bad, keys),
             "data": embedded({"points": points, "front": front}),
             "script": asset("charts.js") + "\n" + asset("sweep.js"),
@@ -59,13 +65,13 @@ def sweep_page(rows: Sequence[dict[str, Any]], name: str, link: bool = True) -> 
     )
 
 
-def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str], front: set[int], link: bool) -> str:
+def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str], front: set[int], pages: Collection[str]) -> str:
     if not rows:
         return '<p class="note">No configuration ran.</p>'
     body = []
     for i, row in enumerate(rows):
         run = escape(row["run"])
-        name = f'<a href="{run}/report.html">{run}</a>' if link else run
+        name = f'<a href="{run}/report.html">{run}</a>' if row["run"] in pages else run
         mark = ' <span class="front" title="on the Pareto front">●</span>' if i in front else ""
         values = [escape(cell(row.get(key))) for key in keys] + [
             escape(cell(row[column], column)) for column, _ in SHOWN
