@@ -3,8 +3,10 @@
 import tomllib
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -12,20 +14,22 @@ from jaxtyping import Array, Float
 from sim.cost.attention import (
     AttentionConstants,
     RecurrentConstants,
+    WorkTerms,
     attention_terms,
     attention_work,
     recurrent_terms,
     used_terms,
+    work_terms,
 )
-from sim.cost.collective import collective_s
-from sim.cost.elementwise import ElementwiseConstants, elementwise_s
-from sim.cost.gemm import GemmConstants, gemm_bytes, gemm_s
-from sim.cost.head import sampler_s
-from sim.cost.launch import exposed_launch_s
-from sim.cost.lengths import LengthTerms, lengths_s
+from sim.cost.collective import CollectiveTerms, collective_s, collective_terms
+from sim.cost.elementwise import ElementwiseConstants, ElementwiseTerms, elementwise_s, elementwise_terms
+from sim.cost.gemm import GemmConstants, GemmTerms, gemm_s, gemm_stream_s, gemm_terms
+from sim.cost.head import SamplerTerms, sampler_s, sampler_terms
+from sim.cost.launch import LaunchTerms, exposed_launch_s, launch_terms
+from sim.cost.lengths import AttentionTerms, LengthTerms, RecurrentTerms, lengths_s
 from sim.cost.model import CostModel
-from sim.cost.moe import MoeConstants, moe_bytes, moe_s
-from sim.cost.stats import BatchStats
+from sim.cost.moe import MoeConstants, MoeTerms, moe_s, moe_stream_s, moe_terms
+from sim.cost.stats import LENGTHS, BatchStats
 from sim.cost.step_cost import StepCost
 from sim.deployment.plan import PlanArrays
 
@@ -34,6 +38,22 @@ from sim.deployment.plan import PlanArrays
 def constants() -> dict[str, dict[str, float | list[float]]]:
     """The numbers of `analytic.toml`, by group."""
     return tomllib.loads((files("sim.cost") / "analytic.toml").read_text())
+
+
+class StepTerms(NamedTuple):
+    """A plan's share of the price, by kernel: leaves with slots first and the plan's `config` axes last."""
+
+    gemm: GemmTerms
+    attention: AttentionTerms
+    recurrent: RecurrentTerms
+    moe: MoeTerms
+    elementwise: ElementwiseTerms
+    collective: CollectiveTerms
+    sampler: SamplerTerms
+    work: WorkTerms
+    launch: LaunchTerms
+    host_s: Float[Array, "*config"]
+    stream_bytes_per_s: Float[Array, "*config"]
 
 
 class _Claim(eqx.Module):
@@ -73,68 +93,76 @@ class AnalyticCost(CostModel):
         self.rel_error, self.outside_share = claim.rel_error, claim.outside_share
 
     def __call__(self, plan: PlanArrays, stats: BatchStats) -> StepCost:
-        """Cost of the batch `stats`, by component. Shapes: any common leading axes; an empty batch costs nothing."""
-        tokens, emitting = stats.padded_tokens, stats.emitting
-        slots, device = plan.gemm, plan.device
+        """Cost of the batch `stats`, by component; an empty batch costs nothing.
 
-        rows = slots.emitting * emitting[..., None] + (1.0 - slots.emitting) * tokens[..., None]
-        products_s = slots.count * gemm_s(rows, slots, device, self.gemm)
-        head_gemm_s = jnp.sum(products_s * slots.emitting, axis=-1)
-        gemm_total_s = jnp.sum(products_s * (1.0 - slots.emitting), axis=-1)
-        moe_total_s = jnp.sum(moe_s(tokens, plan.moe, device, self.moe, self.elementwise), axis=-1)
-        elementwise_total_s = jnp.sum(elementwise_s(tokens, plan.elementwise, device, self.elementwise), axis=-1)
-        collectives_s = collective_s(plan.collective, tokens, emitting)
-        logits = plan.collective.emitting
-        collectives_s = jnp.where(
-            logits * emitting[..., None] + (1.0 - logits) * tokens[..., None] > 0.0, collectives_s, 0.0
+        Shapes: `stats` has the plan's `config` axes, and perhaps more in front.
+        """
+        price = self.price
+        for _ in range(jnp.ndim(stats.decodes) - jnp.ndim(plan.device.host_s)):
+            price = jax.vmap(price, (None, 0))
+        return price(self.terms(plan), stats)
+
+    def terms(self, plan: PlanArrays) -> StepTerms:
+        """What of a step's price does not depend on the batch. Whoever prices many batches computes it once."""
+        device, elementwise = plan.device, self.elementwise
+        return StepTerms(
+            gemm=gemm_terms(plan.gemm, device, self.gemm),
+            attention=attention_terms(jnp, plan.attention, device, self.attention),
+            recurrent=recurrent_terms(jnp, plan.recurrent, device, self.recurrent, elementwise.floor_s),
+            moe=moe_terms(plan.moe, device, self.moe, elementwise),
+            elementwise=elementwise_terms(plan.elementwise, device, elementwise),
+            collective=collective_terms(plan.collective),
+            sampler=sampler_terms(device, elementwise),
+            work=work_terms(jnp, plan.attention, plan.recurrent),
+            launch=launch_terms(device),
+            host_s=device.host_s,
+            stream_bytes_per_s=device.memory_bytes_per_s,
         )
-        collective_total_s = jnp.sum(collectives_s * (1.0 - logits), axis=-1)
-        head_s = head_gemm_s + sampler_s(emitting, device, self.elementwise) + jnp.sum(collectives_s * logits, axis=-1)
+
+    def price(self, terms: StepTerms, stats: BatchStats) -> StepCost:
+        """Cost of the batch `stats` from the plan's `terms`. Shapes: the same `config` axes."""
+        tokens, emitting = stats.padded_tokens, stats.emitting
+
+        logits = terms.gemm.emitting
+        rows = logits * emitting + (1.0 - logits) * tokens
+        products_s = terms.gemm.times * gemm_s(terms.gemm, rows)
+        gemm_total_s = jnp.sum(products_s * (1.0 - logits), axis=0)
+        moe_total_s = jnp.sum(moe_s(terms.moe, tokens), axis=0)
+        elementwise_total_s = jnp.sum(elementwise_s(terms.elementwise, tokens), axis=0)
+
+        gathers = terms.collective.emitting
+        moving = gathers * emitting + (1.0 - gathers) * tokens > 0.0
+        collectives_s = jnp.where(moving, collective_s(terms.collective, tokens, emitting), 0.0)
+        collective_total_s = jnp.sum(collectives_s * (1.0 - gathers), axis=0)
+        head_s = jnp.sum(products_s * logits, axis=0) + jnp.sum(collectives_s * gathers, axis=0)
         device_s = gemm_total_s + moe_total_s + elementwise_total_s + collective_total_s
 
-        attention_bytes, attention_flops = attention_work(jnp, plan, stats)
-        moved = jnp.sum(slots.count * jnp.where(rows > 0.0, gemm_bytes(rows, slots), 0.0), axis=-1)
-        moved = moved + jnp.sum(plan.moe.count * moe_bytes(tokens, plan.moe), axis=-1) + attention_bytes
-        routed = plan.moe.top_k * plan.moe.local_experts / jnp.maximum(plan.moe.experts, 1.0)
-        expert_flops = 2.0 * plan.moe.count * routed * plan.moe.matrices * plan.moe.hidden * plan.moe.inter
-        flops = 2.0 * jnp.sum(slots.count * rows * slots.n * slots.k, axis=-1)
-        flops = flops + jnp.sum(expert_flops, axis=-1) * tokens + attention_flops
+        attention_bytes, attention_flops = attention_work(jnp, terms.work, stats)
+        weights_s = jnp.sum(terms.gemm.times * gemm_stream_s(terms.gemm, rows), axis=0)
+        experts_s = jnp.sum(terms.moe.times * moe_stream_s(terms.moe, tokens), axis=0)
+        flops = jnp.sum(terms.gemm.times * rows * terms.gemm.row_flops, axis=0)
+        expert_rows = terms.moe.times * terms.moe.rows_per_token * tokens
         like = jnp.zeros_like(device_s)
         return StepCost(
             gemm_s=gemm_total_s,
-            attention_s=self._attention_s(plan, stats),
+            attention_s=self._attention_s(terms, stats),
             moe_s=moe_total_s,
             elementwise_s=elementwise_total_s,
-            head_s=head_s,
+            head_s=head_s + sampler_s(terms.sampler, emitting),
             collective_s=collective_total_s,
-            launch_s=exposed_launch_s(tokens, stats.graph_mode, device_s, device),
-            host_s=jnp.where(tokens > 0.0, device.host_s, 0.0),
-            memory_bytes=moved,
-            flops=flops,
+            launch_s=exposed_launch_s(terms.launch, tokens, stats.graph_mode, device_s),
+            host_s=jnp.where(tokens > 0.0, terms.host_s, 0.0),
+            memory_bytes=(weights_s + experts_s) * terms.stream_bytes_per_s + attention_bytes,
+            flops=flops + jnp.sum(expert_rows * terms.moe.row_flops, axis=0) + attention_flops,
             rel_error=like + self.rel_error,
             outside_share=like + self.outside_share,
         )
 
-    def _attention_s(self, plan: PlanArrays, stats: BatchStats) -> Float[Array, "*config"]:
-        batch = [
-            getattr(stats, name)[..., None]
-            for name in (
-                "prefill_tokens",
-                "prefill_chunks",
-                "prefill_area",
-                "prefill_kv_tokens",
-                "prefill_max_tokens",
-                "decodes",
-                "decode_sum",
-                "decode_max",
-                "decode_sumsq",
-            )
-        ]
-        kinds = attention_terms(jnp, plan.attention, plan.device, self.attention)
-        states = recurrent_terms(jnp, plan.recurrent, plan.device, self.recurrent, self.elementwise.floor_s)
-        per_kind = lengths_s(jnp, LengthTerms(attention=(kinds,)), *batch)
-        per_state = lengths_s(jnp, LengthTerms(recurrent=(states,)), *batch)
-        return jnp.sum(per_kind, axis=-1) + jnp.sum(per_state, axis=-1)
+    def _attention_s(self, terms: StepTerms, stats: BatchStats) -> Float[Array, "*config"]:
+        batch = [getattr(stats, name) for name in LENGTHS]
+        per_kind = lengths_s(jnp, LengthTerms(attention=(terms.attention,)), *batch)
+        per_state = lengths_s(jnp, LengthTerms(recurrent=(terms.recurrent,)), *batch)
+        return jnp.sum(per_kind, axis=0) + jnp.sum(per_state, axis=0)
 
     def length_terms(self, plan: PlanArrays) -> LengthTerms:
         """Constants of the lengths' closed form, Python floats; see `CostModel`."""

@@ -6,7 +6,7 @@ A decode block holds the query heads of one KV head, padded to 64 rows; it reads
 through in blocks of 128, of which the last is half used on average.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -22,9 +22,10 @@ from sim.cost.lengths import (
     windowed_chunk,
     windowed_rows,
 )
+from sim.cost.slots import slots_first
 from sim.cost.soft import soft_maximum
 from sim.cost.stats import BatchStats
-from sim.deployment.plan import UNLIMITED, AttentionSlots, DeviceArrays, PlanArrays, RecurrentSlots
+from sim.deployment.plan import UNLIMITED, AttentionSlots, DeviceArrays, RecurrentSlots
 
 
 ACTIVATION_BYTES = 2.0
@@ -55,9 +56,9 @@ class RecurrentConstants(eqx.Module):
 def attention_terms(
     xp: Any, slots: AttentionSlots, device: DeviceArrays, constants: AttentionConstants
 ) -> AttentionTerms:
-    """Closed-form constants of all slots at once, leaves `[..., kind]`. `xp`: `numpy` or `jax.numpy`."""
-    units = device.compute_units[..., None]
-    stream = device.memory_bytes_per_s[..., None]
+    """Closed-form constants of all slots at once, leaves `[kind, *config]`. `xp`: `numpy` or `jax.numpy`."""
+    slots = slots_first(slots, xp)
+    units, stream = device.compute_units, device.memory_bytes_per_s
     rate = slots.flops_per_s
     kv_heads = xp.maximum(slots.kv_heads, 1.0)
     group = xp.maximum(slots.q_heads / kv_heads, 1.0)
@@ -66,7 +67,7 @@ def attention_terms(
     row_blocks = kv_heads * xp.ceil(group / constants.decode_tile_rows)
     block_flops = 2.0 * constants.decode_tile_rows * dims
     chain_compute_s = block_flops * units / rate
-    chain_load_s = slots.kv_bytes_per_token / kv_heads / device.unit_stream_bytes_per_s[..., None]
+    chain_load_s = slots.kv_bytes_per_token / kv_heads / device.unit_stream_bytes_per_s
     stream_s = slots.kv_bytes_per_token / stream
     compute_s = row_blocks * block_flops / rate
 
@@ -102,7 +103,7 @@ def attention_terms(
             context_token_s=slots.context_flops / slots.flops_per_s + expanded_bytes / stream,
             rereads=rereads,
             rereads_per_row=rereads / units,
-            cache_share=slots.kv_bytes_per_token / xp.maximum(device.cache_bytes[..., None] * kv_heads, 1.0),
+            cache_share=slots.kv_bytes_per_token / xp.maximum(device.cache_bytes * kv_heads, 1.0),
             joint=slots.joint,
         ),
         window=slots.window,
@@ -113,11 +114,12 @@ def attention_terms(
 def recurrent_terms(
     xp: Any, slots: RecurrentSlots, device: DeviceArrays, constants: RecurrentConstants, floor_s: Float[Array, ""]
 ) -> RecurrentTerms:
-    """Closed-form constants of all state slots, leaves `[..., recurrent]`: a state is read and written per sequence."""
+    """Closed-form constants of all state slots, leaves `[recurrent, *config]`: states read and written."""
+    slots = slots_first(slots, xp)
     return RecurrentTerms(
         layers=slots.count,
         floor_s=constants.kernels * floor_s * xp.ones_like(slots.count),
-        sequence_s=2.0 * slots.state_bytes / device.memory_bytes_per_s[..., None],
+        sequence_s=2.0 * slots.state_bytes / device.memory_bytes_per_s,
         token_s=slots.flops_per_token / (constants.share * slots.flops_per_s),
     )
 
@@ -136,33 +138,54 @@ def used_terms(attention: AttentionTerms, recurrent: RecurrentTerms) -> LengthTe
     )
 
 
+class WorkTerms(NamedTuple):
+    """What attention and states read and compute, by kind: all layers together. Leaves `[kind, *config]`."""
+
+    kv_bytes: Float[Array, "kind *config"]
+    key_flops: Float[Array, "kind *config"]
+    pair_flops: Float[Array, "kind *config"]
+    window: Float[Array, "kind *config"]
+    chunked: Float[Array, "kind *config"]
+    state_bytes: Float[Array, "*config"]
+    state_flops: Float[Array, "*config"]
+
+
+def work_terms(xp: Any, attention: AttentionSlots, recurrent: RecurrentSlots) -> WorkTerms:
+    """Bytes per key, FLOPs per key of a decode row and per pair of a chunk; states per sequence and per token."""
+    kinds, states = slots_first(attention, xp), slots_first(recurrent, xp)
+    heads = 2.0 * kinds.count * kinds.q_heads
+    return WorkTerms(
+        kv_bytes=kinds.count * kinds.kv_bytes_per_token,
+        key_flops=heads * (kinds.qk_dim + kinds.v_dim),
+        pair_flops=heads * kinds.prefill_dim,
+        window=kinds.window,
+        chunked=kinds.chunked,
+        state_bytes=xp.sum(2.0 * states.count * states.state_bytes, axis=0),
+        state_flops=xp.sum(states.count * states.flops_per_token, axis=0),
+    )
+
+
 def attention_work(
-    xp: Any, plan: PlanArrays, stats: BatchStats
+    xp: Any, terms: WorkTerms, stats: BatchStats
 ) -> tuple[Float[Array, "*config"], Float[Array, "*config"]]:
     """Cache and state bytes read, and FLOPs, of one step over all layers."""
-    slots = plan.attention
-    rows = xp.maximum(stats.decodes, 1.0)[..., None]
-    mean = stats.decode_sum[..., None] / rows
-    variance = xp.maximum(stats.decode_sumsq[..., None] / rows - mean * mean, 0.0)
-    mean, _, _ = windowed_rows(xp, mean, variance, stats.decode_max[..., None], slots.window, slots.chunked)
-    tokens = xp.maximum(stats.prefill_tokens, 1.0)[..., None]
-    chunks = xp.maximum(stats.prefill_chunks, 1.0)[..., None]
+    rows = xp.maximum(stats.decodes, 1.0)
+    mean = stats.decode_sum / rows
+    variance = xp.maximum(stats.decode_sumsq / rows - mean * mean, 0.0)
+    mean, _, _ = windowed_rows(xp, mean, variance, stats.decode_max, terms.window, terms.chunked)
+    tokens, chunks = xp.maximum(stats.prefill_tokens, 1.0), xp.maximum(stats.prefill_chunks, 1.0)
     seen, context, _ = windowed_chunk(
         xp,
-        stats.prefill_area[..., None] / tokens,
+        stats.prefill_area / tokens,
         tokens / chunks,
         chunks,
-        stats.prefill_kv_tokens[..., None],
-        stats.prefill_max_tokens[..., None],
-        slots.window,
-        slots.chunked,
+        stats.prefill_kv_tokens,
+        stats.prefill_max_tokens,
+        terms.window,
+        terms.chunked,
     )
-    keys = mean * stats.decodes[..., None]
-    pairs = seen * stats.prefill_tokens[..., None]
-    read = slots.count * slots.kv_bytes_per_token * (keys + context)
-    flops = 2.0 * slots.count * slots.q_heads * ((slots.qk_dim + slots.v_dim) * keys + slots.prefill_dim * pairs)
-    states = plan.recurrent
-    sequences = (stats.decodes + stats.prefill_chunks)[..., None]
-    state_bytes = 2.0 * states.count * states.state_bytes * sequences
-    state_flops = states.count * states.flops_per_token * (stats.decodes + stats.prefill_tokens)[..., None]
-    return read.sum(-1) + state_bytes.sum(-1), flops.sum(-1) + state_flops.sum(-1)
+    keys = mean * stats.decodes
+    read = xp.sum(terms.kv_bytes * (keys + context), axis=0)
+    flops = xp.sum(terms.key_flops * keys + terms.pair_flops * (seen * stats.prefill_tokens), axis=0)
+    read = read + terms.state_bytes * (stats.decodes + stats.prefill_chunks)
+    return read, flops + terms.state_flops * (stats.decodes + stats.prefill_tokens)

@@ -5,10 +5,13 @@ rate is the last-level cache's while input and output fit there: a share `f^4/(1
 the bytes moves at the memory's rate, the rest at the cache's.
 """
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from sim.cost.slots import slots_first
 from sim.deployment.plan import DeviceArrays, ElementwiseSlots
 
 
@@ -19,23 +22,50 @@ class ElementwiseConstants(eqx.Module):
     cache_share: Float[Array, ""]
 
 
-def moved_s(
-    moved_bytes: Float[Array, "*#shape"], device: DeviceArrays, constants: ElementwiseConstants
-) -> Float[Array, "*shape"]:
-    """Seconds to move a kernel's working set of `moved_bytes` through cache or memory; device leaves `[..., 1]`."""
-    share = 1.0 / jnp.maximum(constants.cache_share * device.cache_bytes, 1.0)
-    per_memory = 1.0 / device.memory_bytes_per_s
-    per_cache = 1.0 / jnp.maximum(device.cache_bytes_per_s, device.memory_bytes_per_s)
-    fill = jnp.minimum(moved_bytes * share[..., None], 1e4)
+class MoveTerms(NamedTuple):
+    """Moving activations on one device: one over what the cache serves, seconds per byte in it, and beyond it more."""
+
+    per_capacity: Float[Array, "*config"]
+    cached_s: Float[Array, "*config"]
+    missed_s: Float[Array, "*config"]
+
+
+class ElementwiseTerms(NamedTuple):
+    """What of the elementwise kernels does not depend on the batch; `times`: kernels of this size per step."""
+
+    times: Float[Array, "elementwise *config"]
+    bytes_per_token: Float[Array, "elementwise *config"]
+    floor_s: Float[Array, ""]
+    move: MoveTerms
+
+
+def move_terms(device: DeviceArrays, constants: ElementwiseConstants) -> MoveTerms:
+    """Rates of cache and memory of each configuration."""
+    cached_s = 1.0 / jnp.maximum(device.cache_bytes_per_s, device.memory_bytes_per_s)
+    return MoveTerms(
+        per_capacity=1.0 / jnp.maximum(constants.cache_share * device.cache_bytes, 1.0),
+        cached_s=cached_s,
+        missed_s=1.0 / device.memory_bytes_per_s - cached_s,
+    )
+
+
+def moved_s(terms: MoveTerms, moved_bytes: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
+    """Seconds to move one kernel's input and output of `moved_bytes`."""
+    fill = jnp.minimum(moved_bytes * terms.per_capacity, 1e4)
     square = fill * fill
-    missed = square * square / (1.0 + square * square)
-    return moved_bytes * (per_cache[..., None] + missed * (per_memory - per_cache)[..., None])
+    fourth = square * square
+    return moved_bytes * (terms.cached_s + terms.missed_s * (fourth / (1.0 + fourth)))
 
 
-def elementwise_s(
-    tokens: Float[Array, "*config"], slots: ElementwiseSlots, device: DeviceArrays, constants: ElementwiseConstants
-) -> Float[Array, "*config elementwise"]:
-    """Seconds of all kernels of each slot over `tokens` tokens, `[..., elementwise]`; 0 for no tokens."""
-    rows = tokens[..., None]
-    seconds = constants.floor_s + moved_s(rows * slots.bytes_per_token, device, constants)
-    return slots.count * jnp.where(rows > 0.0, seconds, 0.0)
+def elementwise_terms(
+    slots: ElementwiseSlots, device: DeviceArrays, constants: ElementwiseConstants
+) -> ElementwiseTerms:
+    """Constants of all slots; shapes as declared, the slots' last axis first."""
+    slots = slots_first(slots)
+    return ElementwiseTerms(slots.count, slots.bytes_per_token, constants.floor_s, move_terms(device, constants))
+
+
+def elementwise_s(terms: ElementwiseTerms, tokens: Float[Array, "*config"]) -> Float[Array, "elementwise *config"]:
+    """Seconds of all kernels of each slot over `tokens` tokens; 0 for no tokens."""
+    seconds = terms.floor_s + moved_s(terms.move, tokens * terms.bytes_per_token)
+    return terms.times * jnp.where(tokens > 0.0, seconds, 0.0)

@@ -10,10 +10,13 @@ roofline (weights, input, output at the achieved stream rate; the last-level cac
 power 4, and the kernel floor: `t = floor + (waves^4 + stream^4)^(1/4)`.
 """
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from sim.cost.slots import slots_first
 from sim.cost.soft import soft_maximum
 from sim.deployment.plan import DeviceArrays, GemmSlots
 
@@ -34,46 +37,86 @@ class GemmConstants(eqx.Module):
     max_split: Float[Array, ""]
 
 
-def gemm_bytes(rows: Float[Array, "*#shape"], slots: GemmSlots) -> Float[Array, "*shape"]:
-    """Bytes of one product with `rows` rows: weights, input, output."""
-    return slots.n * slots.k * slots.weight_bytes_per_param + rows * (
-        slots.k * slots.input_bytes + slots.n * OUTPUT_BYTES
-    )
+class GemmTerms(NamedTuple):
+    """What of the products does not depend on the batch.
 
-
-def gemm_s(
-    rows: Float[Array, "*#shape"], slots: GemmSlots, device: DeviceArrays, constants: GemmConstants
-) -> Float[Array, "*shape"]:
-    """Seconds of one product of each slot, `[..., gemm]`; 0 where `rows` is 0.
-
-    **Arguments:**
-
-    - `rows`: m, broadcast against the slots `[..., gemm]`.
-    - `slots`, `device`, `constants`: shapes as declared.
+    `times`: products of this shape per step. Lists have one entry per tile: `per_row` tiles of one row, `fixed_s` of a
+    block, and by slot `columns` tiles side by side and `depth_s`, a block's time over all of k. `reduce_s`: a split
+    reduction of one row and part. `weight_stream_s`, `row_stream_s`: memory time of the weights, and of one row's
+    input and output.
     """
-    units = device.compute_units[..., None]
-    per_unit, per_stream = 1.0 / units, 1.0 / device.memory_bytes_per_s[..., None]
-    per_rate = units / slots.flops_per_s
-    per_unit_stream = 1.0 / device.unit_stream_bytes_per_s[..., None]
+
+    times: Float[Array, "gemm *config"]
+    emitting: Float[Array, "gemm *config"]
+    floor_s: Float[Array, "*config"]
+    units: Float[Array, "*config"]
+    per_unit: Float[Array, "*config"]
+    per_row: list[Float[Array, ""]]
+    fixed_s: list[Float[Array, ""]]
+    columns: list[Float[Array, "gemm *config"]]
+    depth_s: list[Float[Array, "gemm *config"]]
+    split_s: Float[Array, ""]
+    max_split: Float[Array, ""]
+    reduce_s: Float[Array, "gemm *config"]
+    weight_stream_s: Float[Array, "gemm *config"]
+    row_stream_s: Float[Array, "gemm *config"]
+    row_flops: Float[Array, "gemm *config"]
+
+
+def gemm_terms(slots: GemmSlots, device: DeviceArrays, constants: GemmConstants) -> GemmTerms:
+    """Constants of all slots; shapes as declared, the slots' last axis first."""
+    slots = slots_first(slots)
+    per_stream, per_unit = 1.0 / device.memory_bytes_per_s, 1.0 / device.compute_units
+    per_rate = device.compute_units / slots.flops_per_s
+    per_unit_stream = 1.0 / device.unit_stream_bytes_per_s
     n, k = jnp.maximum(slots.n, 1.0), jnp.maximum(slots.k, 1.0)
-    m = jnp.maximum(rows, 1.0)
-    partial_s = 4.0 * m * n * per_stream
     area = constants.tile_rows * constants.tile_columns
-    per_row, per_column = 1.0 / constants.tile_rows, 1.0 / constants.tile_columns
-    flops = 2.0 * area / constants.tile_share
-    fixed_s = constants.prologue_s + constants.epilogue_s / TILE_OUTPUTS * area
-    best = jnp.full_like(m * n, jnp.inf)
-    for tile in range(constants.tile_rows.shape[0]):
-        blocks = jnp.ceil(m * per_row[tile]) * jnp.ceil(n * per_column[tile])
-        split = jnp.clip(jnp.floor(units / blocks), 1.0, constants.max_split)
-        # half a block less: whole waves stay whole whatever the rounding of 1 / units
-        waves = jnp.ceil((blocks * split - 0.5) * per_unit)
+    tiles = range(constants.tile_rows.shape[0])
+
+    def depth_s(tile: int) -> Float[Array, "gemm *config"]:
+        flops = 2.0 * area[tile] / constants.tile_share[tile]
         loaded = (
             constants.tile_rows[tile] * slots.input_bytes + constants.tile_columns[tile] * slots.weight_bytes_per_param
         )
-        key_s = jnp.maximum(flops[tile] * per_rate, loaded * per_unit_stream)
-        reduce_s = jnp.where(split > 1.0, constants.split_s + partial_s * split, 0.0)
-        total = waves * (fixed_s[tile] + key_s * k / split) + reduce_s
-        best = jnp.minimum(best, total)
-    seconds = device.kernel_floor_s[..., None] + soft_maximum(jnp, best, gemm_bytes(rows, slots) * per_stream)
+        return k * jnp.maximum(flops * per_rate, loaded * per_unit_stream)
+
+    return GemmTerms(
+        times=slots.count,
+        emitting=slots.emitting,
+        floor_s=device.kernel_floor_s,
+        units=device.compute_units,
+        per_unit=per_unit,
+        per_row=[1.0 / constants.tile_rows[tile] for tile in tiles],
+        fixed_s=[constants.prologue_s + constants.epilogue_s / TILE_OUTPUTS * area[tile] for tile in tiles],
+        columns=[jnp.ceil(n / constants.tile_columns[tile]) for tile in tiles],
+        depth_s=[depth_s(tile) for tile in tiles],
+        split_s=constants.split_s,
+        max_split=constants.max_split,
+        reduce_s=4.0 * n * per_stream,
+        weight_stream_s=slots.n * slots.k * slots.weight_bytes_per_param * per_stream,
+        row_stream_s=(slots.k * slots.input_bytes + slots.n * OUTPUT_BYTES) * per_stream,
+        row_flops=2.0 * slots.n * slots.k,
+    )
+
+
+def gemm_stream_s(terms: GemmTerms, rows: Float[Array, "gemm *config"]) -> Float[Array, "gemm *config"]:
+    """Seconds to move weights, input and output of one product of each slot; 0 where `rows` is 0."""
+    return jnp.where(rows > 0.0, terms.weight_stream_s + rows * terms.row_stream_s, 0.0)
+
+
+def gemm_s(terms: GemmTerms, rows: Float[Array, "gemm *config"]) -> Float[Array, "gemm *config"]:
+    """Seconds of one product of each slot; 0 where `rows`, the m of each slot, is 0."""
+    m = jnp.maximum(rows, 1.0)
+    part_s = m * terms.reduce_s
+    best = jnp.full_like(part_s, jnp.inf)
+    for per_row, fixed_s, columns, depth_s in zip(
+        terms.per_row, terms.fixed_s, terms.columns, terms.depth_s, strict=True
+    ):
+        blocks = jnp.ceil(m * per_row) * columns
+        split = jnp.clip(jnp.floor(terms.units / blocks), 1.0, terms.max_split)
+        # half a block less: whole waves stay whole whatever the rounding of 1 / units
+        waves = jnp.ceil((blocks * split - 0.5) * terms.per_unit)
+        reduction_s = jnp.where(split > 1.0, terms.split_s + part_s * split, 0.0)
+        best = jnp.minimum(best, waves * (fixed_s + depth_s / split) + reduction_s)
+    seconds = terms.floor_s + soft_maximum(jnp, best, terms.weight_stream_s + m * terms.row_stream_s)
     return jnp.where(rows > 0.0, seconds, 0.0)

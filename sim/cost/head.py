@@ -4,17 +4,35 @@ The LM head itself is a product slot with `emitting` 1. Sampler: `kernels floor 
 through cache or memory. One whole logits row per emitting request, on every rank.
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sim.cost.elementwise import ElementwiseConstants, moved_s
+from sim.cost.elementwise import ElementwiseConstants, MoveTerms, move_terms, moved_s
 from sim.deployment.plan import DeviceArrays
 
 
-def sampler_s(
-    rows: Float[Array, "*config"], device: DeviceArrays, elementwise: ElementwiseConstants
-) -> Float[Array, "*config"]:
+class SamplerTerms(NamedTuple):
+    """What of the sampler does not depend on the batch."""
+
+    floor_s: Float[Array, "*config"]
+    passes: Float[Array, "*config"]
+    bytes_per_row: Float[Array, "*config"]
+    move: MoveTerms
+
+
+def sampler_terms(device: DeviceArrays, elementwise: ElementwiseConstants) -> SamplerTerms:
+    """Constants of each configuration."""
+    return SamplerTerms(
+        floor_s=device.sampler_kernels * elementwise.floor_s,
+        passes=device.sampler_passes,
+        bytes_per_row=device.sampler_bytes_per_row,
+        move=move_terms(device, elementwise),
+    )
+
+
+def sampler_s(terms: SamplerTerms, rows: Float[Array, "*config"]) -> Float[Array, "*config"]:
     """Seconds of the sampler over `rows` emitting rows; 0 for none."""
-    moved = moved_s((rows * device.sampler_bytes_per_row)[..., None], device, elementwise)[..., 0]
-    seconds = device.sampler_kernels * elementwise.floor_s + device.sampler_passes * moved
+    seconds = terms.floor_s + terms.passes * moved_s(terms.move, rows * terms.bytes_per_row)
     return jnp.where(rows > 0.0, seconds, 0.0)

@@ -6,22 +6,38 @@ before the first kernel runs, and what is longer than the device's own work on t
 piece, attention launched between them), 2 one full graph. The device's time is that of the token-wise kernels.
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sim.deployment.plan import DeviceArrays
 
 
+class LaunchTerms(NamedTuple):
+    """Times of submitting and of the gap, one entry per graph mode."""
+
+    launch_s: list[Float[Array, "*config"]]
+    gap_s: list[Float[Array, "*config"]]
+
+
+def launch_terms(device: DeviceArrays) -> LaunchTerms:
+    """Constants of each configuration."""
+    modes = range(device.launch_s.shape[-1])
+    return LaunchTerms([device.launch_s[..., mode] for mode in modes], [device.gap_s[..., mode] for mode in modes])
+
+
 def exposed_launch_s(
+    terms: LaunchTerms,
     tokens: Float[Array, "*config"],
     graph_mode: Float[Array, "*config"],
     device_s: Float[Array, "*config"],
-    device: DeviceArrays,
 ) -> Float[Array, "*config"]:
     """Seconds of launching that the device waits for; 0 for no tokens. `device_s`: its work on the same step."""
 
-    def of_mode(values):
-        return jnp.where(graph_mode > 1.5, values[..., 2], jnp.where(graph_mode > 0.5, values[..., 1], values[..., 0]))
+    def of_mode(values: list[Float[Array, "*config"]]) -> Float[Array, "*config"]:
+        eager, piecewise, full = values
+        return jnp.where(graph_mode > 1.5, full, jnp.where(graph_mode > 0.5, piecewise, eager))
 
-    late = jnp.maximum(of_mode(device.launch_s) - device_s, 0.0)
-    return jnp.where(tokens > 0.0, of_mode(device.gap_s) + late, 0.0)
+    late_s = jnp.maximum(of_mode(terms.launch_s) - device_s, 0.0)
+    return jnp.where(tokens > 0.0, of_mode(terms.gap_s) + late_s, 0.0)

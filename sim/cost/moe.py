@@ -11,12 +11,15 @@ rows, padded to tiles: P = max(A tile, R + A tile/2), half a tile per expert on 
 The last term runs over all T k rows on every rank, also under expert parallelism.
 """
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sim.cost.elementwise import ElementwiseConstants, moved_s
+from sim.cost.elementwise import ElementwiseConstants, MoveTerms, move_terms, moved_s
 from sim.cost.gemm import OUTPUT_BYTES
+from sim.cost.slots import slots_first
 from sim.cost.soft import soft_maximum
 from sim.deployment.plan import DeviceArrays, MoeSlots
 
@@ -29,41 +32,73 @@ class MoeConstants(eqx.Module):
     kernels: Float[Array, ""]
 
 
-def active_experts(tokens: Float[Array, "*config"], slots: MoeSlots) -> Float[Array, "*config moe"]:
-    """Expected local experts that at least one of `tokens` tokens visits: `local (1 - (1 - k/E)^T)`."""
-    missed = jnp.clip(1.0 - slots.top_k / jnp.maximum(slots.experts, 1.0), 1e-9, 1.0)
-    return slots.local_experts * -jnp.expm1(tokens[..., None] * jnp.log(missed))
+class MoeTerms(NamedTuple):
+    """What of the routed experts does not depend on the batch.
+
+    `times`: layers. `log_missed`: log(1 - k/E). Lists have one entry per tile: its rows, and one over its share.
+    `row_s`: one padded row at the ceiling; `expert_stream_s`, `row_stream_s`: memory time of one expert's weights, and
+    of one row.
+    """
+
+    times: Float[Array, "moe *config"]
+    local_experts: Float[Array, "moe *config"]
+    log_missed: Float[Array, "moe *config"]
+    rows_per_token: Float[Array, "moe *config"]
+    floor_s: Float[Array, "*config"]
+    tile_rows: list[Float[Array, ""]]
+    per_share: list[Float[Array, ""]]
+    row_s: Float[Array, "moe *config"]
+    expert_stream_s: Float[Array, "moe *config"]
+    row_stream_s: Float[Array, "moe *config"]
+    around_bytes: Float[Array, "moe *config"]
+    row_flops: Float[Array, "moe *config"]
+    move: MoveTerms
 
 
-def moe_bytes(tokens: Float[Array, "*config"], slots: MoeSlots) -> Float[Array, "*config moe"]:
-    """Bytes one layer's grouped products move: weights of active experts, activations of the rank's rows."""
-    rows = tokens[..., None] * slots.top_k * slots.local_experts / jnp.maximum(slots.experts, 1.0)
-    weights = active_experts(tokens, slots) * slots.matrices * slots.hidden * slots.inter
-    return weights * slots.weight_bytes_per_param + rows * OUTPUT_BYTES * (
-        2.0 * slots.hidden + (slots.matrices + 1.0) * slots.inter
+def moe_terms(
+    slots: MoeSlots, device: DeviceArrays, constants: MoeConstants, elementwise: ElementwiseConstants
+) -> MoeTerms:
+    """Constants of all slots; shapes as declared, the slots' last axis first."""
+    slots = slots_first(slots)
+    visited = slots.top_k / jnp.maximum(slots.experts, 1.0)
+    weights = slots.matrices * slots.hidden * slots.inter
+    per_stream = 1.0 / device.memory_bytes_per_s
+    tiles = range(constants.tile_rows.shape[0])
+    return MoeTerms(
+        times=slots.count,
+        local_experts=slots.local_experts,
+        log_missed=jnp.log(jnp.clip(1.0 - visited, 1e-9, 1.0)),
+        rows_per_token=visited * slots.local_experts,
+        floor_s=constants.kernels * device.kernel_floor_s,
+        tile_rows=[constants.tile_rows[tile] for tile in tiles],
+        per_share=[1.0 / constants.tile_share[tile] for tile in tiles],
+        row_s=2.0 * weights / slots.flops_per_s,
+        expert_stream_s=weights * slots.weight_bytes_per_param * per_stream,
+        row_stream_s=OUTPUT_BYTES * (2.0 * slots.hidden + (slots.matrices + 1.0) * slots.inter) * per_stream,
+        around_bytes=2.0 * slots.top_k * OUTPUT_BYTES * (slots.matrices * slots.inter + slots.hidden),
+        row_flops=2.0 * weights,
+        move=move_terms(device, elementwise),
     )
 
 
-def moe_s(
-    tokens: Float[Array, "*config"],
-    slots: MoeSlots,
-    device: DeviceArrays,
-    constants: MoeConstants,
-    elementwise: ElementwiseConstants,
-) -> Float[Array, "*config moe"]:
-    """Seconds of all layers of each slot over `tokens` tokens, `[..., moe]`; 0 for no tokens."""
-    stream = device.memory_bytes_per_s[..., None]
-    active = active_experts(tokens, slots)
-    routed = tokens[..., None] * slots.top_k
-    rows = routed * slots.local_experts / jnp.maximum(slots.experts, 1.0)
-    row_flops = 2.0 * slots.matrices * slots.hidden * slots.inter
-    per_share = 1.0 / constants.tile_share
+def active_experts(terms: MoeTerms, tokens: Float[Array, "*config"]) -> Float[Array, "moe *config"]:
+    """Expected local experts that at least one of `tokens` tokens visits: `local (1 - (1 - k/E)^T)`."""
+    return terms.local_experts * -jnp.expm1(tokens * terms.log_missed)
+
+
+def moe_stream_s(terms: MoeTerms, tokens: Float[Array, "*config"]) -> Float[Array, "moe *config"]:
+    """Seconds of one layer's grouped products to move weights of active experts and activations of the rank's rows."""
+    rows = tokens * terms.rows_per_token
+    return active_experts(terms, tokens) * terms.expert_stream_s + rows * terms.row_stream_s
+
+
+def moe_s(terms: MoeTerms, tokens: Float[Array, "*config"]) -> Float[Array, "moe *config"]:
+    """Seconds of all layers of each slot over `tokens` tokens; 0 for no tokens."""
+    active, rows = active_experts(terms, tokens), tokens * terms.rows_per_token
     padded = jnp.full_like(active, jnp.inf)
-    for tile in range(constants.tile_rows.shape[0]):
-        size = active * constants.tile_rows[tile]
-        padded = jnp.minimum(padded, jnp.maximum(size, rows + 0.5 * size) * per_share[tile])
-    compute_s = padded * row_flops / slots.flops_per_s
-    products_s = soft_maximum(jnp, compute_s, moe_bytes(tokens, slots) / stream)
-    around = 2.0 * routed * OUTPUT_BYTES * (slots.matrices * slots.inter + slots.hidden)
-    seconds = constants.kernels * device.kernel_floor_s[..., None] + products_s + moved_s(around, device, elementwise)
-    return slots.count * jnp.where(tokens[..., None] > 0.0, seconds, 0.0)
+    for tile_rows, per_share in zip(terms.tile_rows, terms.per_share, strict=True):
+        size = active * tile_rows
+        padded = jnp.minimum(padded, jnp.maximum(size, rows + 0.5 * size) * per_share)
+    products_s = soft_maximum(jnp, padded * terms.row_s, moe_stream_s(terms, tokens))
+    seconds = terms.floor_s + products_s + moved_s(terms.move, tokens * terms.around_bytes)
+    return terms.times * jnp.where(tokens > 0.0, seconds, 0.0)

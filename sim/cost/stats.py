@@ -36,3 +36,7 @@ class BatchStats(eqx.Module):
     emitting: Float[Array, "*config"]
     padded_tokens: Float[Array, "*config"]
     graph_mode: Float[Array, "*config"]
+
+
+LENGTHS = tuple(BatchStats.__dataclass_fields__)[:9]
+"""The fields that the closed form of the lengths reads, in the order of its arguments."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sim.cost.table import PriceTable, stack_terms
-from sim.deployment.graphs import graph_mode_of, padded
+from sim.deployment.graphs import graph_mode_of, padding_table
 from sim.scan.jobs import LaneJob, expected_steps
 from sim.scan.state import PAD_ROWS, Lanes, Shape
 
@@ -112,7 +112,9 @@ def pack(
             columns[name].append(value)
     kinds: dict[str, Any] = {"delay_ns": np.float64, "reserve": np.bool_}
     arrays = {name: np.array(values, kinds.get(name, np.int32)) for name, values in columns.items()}
-    return Packed(_shape(jobs, units, lanes, slots, window), units, arrays, workloads, prices, graphs)
+    shape = _shape(jobs, units, lanes, slots, window)
+    prices["zero"] = np.zeros(shape.lanes)
+    return Packed(shape, units, arrays, workloads, prices, graphs)
 
 
 def _units(index: int, job: LaneJob, served: np.ndarray, outputs: np.ndarray, table: PriceTable) -> list[Unit]:
@@ -186,8 +188,12 @@ def _prices(jobs: Sequence[LaneJob], tables: Sequence[PriceTable]) -> tuple[dict
 def graph_table(mode: str, sizes: Sequence[int], max_tokens: int) -> Graphs:
     """Padding and graph of a step of t = 0 .. `max_tokens` tokens, for batches with a prefill and pure decode ones."""
     tokens = np.arange(max_tokens + 1)
-    modes = np.array([[graph_mode_of(mode, int(t), pure, sizes) for t in tokens] for pure in (False, True)])
-    sizes_up = np.array([padded(int(t), sizes) for t in tokens])
+    largest = min(sizes[-1] if sizes else 0, max_tokens)
+    modes = np.full((2, len(tokens)), EAGER)
+    for pure in (0, 1):
+        modes[pure, : largest + 1] = [graph_mode_of(mode, t, bool(pure), sizes) for t in range(largest + 1)]
+    sizes_up = tokens.copy()
+    sizes_up[: largest + 1] = padding_table(largest, sizes)
     return Graphs(padded=np.where(modes == EAGER, tokens, sizes_up), mode=modes)
 
 

@@ -262,11 +262,6 @@ def merge_units(job: LaneJob, served: np.ndarray, outputs: np.ndarray, runs: Seq
         for name, column in run.requests.items():
             columns[name][mine] = column
         columns["replica"][mine] = run.unit.replica
-    tables = [run.steps for run in runs if run.steps is not None]
-    names = [field.name for field in fields(StepTable)]
-    steps = (
-        StepTable(**{name: np.concatenate([getattr(t, name) for t in tables]) for name in names}) if tables else None
-    )
     nothing = np.zeros(0, np.int64)
     return LaneRun(
         requests=RequestTable(**columns),
@@ -275,8 +270,15 @@ def merge_units(job: LaneJob, served: np.ndarray, outputs: np.ndarray, runs: Seq
         step_count=sum(run.step_count for run in runs),
         preemptions=int(columns["preemptions"].sum()),
         makespan_ns=max((run.makespan_ns for run in runs), default=0),
-        steps=steps,
+        steps=_one_after_another([run.steps for run in runs if run.steps is not None]),
     )
+
+
+def _one_after_another(tables: Sequence[StepTable]) -> StepTable | None:
+    if len(tables) < 2:
+        return tables[0] if tables else None
+    names = [field.name for field in fields(StepTable)]
+    return StepTable(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
 
 def _sent_ns(job: LaneJob, served: np.ndarray, runs: Sequence[UnitRun]) -> np.ndarray:

@@ -43,12 +43,13 @@ class Prices(NamedTuple):
     """Price tables of all plans. `terms` are the constants of `lengths_s`, leaves `[plan]`.
 
     `token_s` holds, per table (a plan with a capture list), two columns by scheduled tokens: batches with a prefill,
-    and pure decode batches; graph padding is already applied.
+    and pure decode batches; graph padding is already applied. `zero` is 0, see `sim.scan.rounded`.
     """
 
     token_s: Float64[Array, "table 2 tokens"]
     row_s: Float64[Array, "plan rows"]
     terms: Any
+    zero: Float64[Array, "lane"]
 
 
 class Lanes(NamedTuple):

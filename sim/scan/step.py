@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float64, Int, Int32
 
 from sim.scan.flat import Places, add_to, as_int, as_real, high, low, put, put_column, take
+from sim.scan.rounded import RoundedNumpy, rounded
 from sim.scan.state import Lanes, Prices, Shape, State, Workloads
 
 
@@ -158,7 +159,7 @@ def iterate(
     removed = _remove(at, state, look)
     started = _start(lanes, state, look, removed)
     chunked = _chunk(lanes, at, look, removed, started)
-    state = _store(shape, lanes, at, state, look, removed, started, chunked)
+    state = _store(lanes, at, state, look, removed, chunked)
     return _execute(lengths_s, lanes, prices, terms, at, state, look, removed, started, chunked)
 
 
@@ -307,16 +308,7 @@ def _chunk(lanes: Lanes, at: Places, look: _Look, removed: _Removed, started: _S
     )
 
 
-def _store(
-    shape: Shape,
-    lanes: Lanes,
-    at: Places,
-    s: State,
-    look: _Look,
-    removed: _Removed,
-    started: _Started,
-    chunked: _Chunked,
-) -> State:
+def _store(lanes: Lanes, at: Places, s: State, look: _Look, removed: _Removed, chunked: _Chunked) -> State:
     """Write the large arrays. A decode that joins takes the slot of one that leaves, if one does."""
     removes, joins, slot, link = removed.removes, chunked.joins, removed.slot, removed.link
     ends = put(s.ends, jnp.where(look.ends, look.ends_at, look.last_at), link, removes)
@@ -381,24 +373,21 @@ def _execute(
     stays, tokens, executes, rows, chunks, prefill_tokens, kv_tokens, area, decode_max = lax.optimization_barrier(
         (stays, tokens, executes, rows, chunks, prefill_tokens, kv_tokens, area, decode_max)
     )
-    seconds = (
-        take(prices.token_s, lanes.table, as_int(chunks == 0), tokens)
-        + take(prices.row_s, lanes.plan, decodes)
-        + lengths_s(
-            jnp,
-            terms,
-            prefill_tokens,
-            as_real(chunks),
-            area,
-            kv_tokens,
-            as_real(chunked.longest),
-            as_real(rows),
-            started.start_sum,
-            as_real(decode_max),
-            started.start_sq,
-        )
+    fixed_s = take(prices.token_s, lanes.table, as_int(chunks == 0), tokens) + take(prices.row_s, lanes.plan, decodes)
+    statistics = (
+        prefill_tokens,
+        as_real(chunks),
+        area,
+        kv_tokens,
+        as_real(chunked.longest),
+        as_real(rows),
+        started.start_sum,
+        as_real(decode_max),
+        started.start_sq,
     )
-    duration_ns = jnp.floor(1e9 * seconds + 0.5)
+    fixed_s, terms, statistics = rounded((fixed_s, terms, statistics), prices.zero)
+    step_ns = 1e9 * (fixed_s + lengths_s(RoundedNumpy, terms, *statistics)) + 0.5
+    duration_ns = jnp.floor(step_ns.value)
     time_ns = lax.optimization_barrier(started.time_ns + duration_ns)
     phase = s.phase + as_int(executes)
     overflow = chunked.completes & ~chunked.joins

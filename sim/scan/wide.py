@@ -41,7 +41,7 @@ def scan(
     tables: Sequence[PriceTable],
     *,
     lanes: int = 256,
-    window: int = 512,
+    window: int = 256,
     slots: int | None = None,
     log_steps: bool = False,
     max_iterations: int = 100_000_000,

@@ -87,6 +87,24 @@ def test_vmap_over_configurations_equals_a_loop(cost, dense, experts, device, ba
             assert got == pytest.approx(want, rel=1e-12)
 
 
+def test_terms_serve_many_batches(cost, plan, batch):
+    terms = jax.jit(lambda one: cost.terms(one), compiler_options=QUICKLY)(plan)
+    price = jax.jit(lambda at, stats: cost.price(at, stats).total_s, compiler_options=QUICKLY)
+    for stats in (batch(*MIXED), batch(*DECODE)):
+        assert float(price(terms, stats)) == pytest.approx(total(cost, plan, stats), rel=1e-12)
+
+
+def test_configurations_without_vmap(cost, dense, device, batch):
+    """Stacked plans with stacked batches, and batches of several steps in front of the configurations."""
+    plans = [lower(dense, device), lower(dense, device, 2)]
+    stats = [batch(*MIXED), batch(*DECODE)]
+    plan, steps = (jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees) for trees in (plans, stats))
+    want = [[total(cost, one, step) for one in plans] for step in stats]
+    assert np.allclose(compiled(cost, plan, steps).total_s, np.diag(want), rtol=1e-12)
+    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf[::-1]]), steps)
+    assert np.allclose(compiled(cost, plan, twice).total_s[1], [want[1][0], want[0][1]], rtol=1e-12)
+
+
 def test_leading_axes_without_vmap(cost, plan, batch):
     stats = [batch(*MIXED), batch(*DECODE)]
     stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *stats)

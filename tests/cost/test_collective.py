@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from sim.cost.collective import collective_s, soft_min
+from sim.cost.collective import collective_s, collective_terms, soft_min
 from sim.deployment.plan import CollectiveSlots
 from sim.hardware.collectives import collective_constants
 from sim.hardware.read import load_device
@@ -21,7 +21,7 @@ def slots(count=(1.0,), bytes_per_token=(8192.0,), factor=(1.5,), a_s=None, byte
     return CollectiveSlots(*arrays)
 
 
-compiled = jax.jit(collective_s)
+compiled = jax.jit(lambda group, tokens, rows: collective_s(collective_terms(group), tokens, rows))
 
 
 def price(group, tokens, rows=0.0):
@@ -72,9 +72,9 @@ def test_unused_slots_and_protocols_cost_nothing():
 def test_axes_broadcast_over_configurations():
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * 5), slots())
     tokens = jnp.asarray([1.0, 10.0, 100.0, 1e3, 1e4])
-    together = collective_s(stacked, tokens, jnp.zeros(5))
-    assert together.shape == (5, 1)
-    np.testing.assert_allclose(together[:, 0], [float(price(slots(), float(t))[0]) for t in tokens], rtol=1e-6)
+    together = compiled(stacked, tokens, jnp.zeros(5))
+    assert together.shape == (1, 5)
+    np.testing.assert_allclose(together[0], [float(price(slots(), float(t))[0]) for t in tokens], rtol=1e-6)
 
 
 @settings(deadline=None)
@@ -92,7 +92,7 @@ def test_soft_minimum_is_close_below(times):
 
 
 def micros(group, tokens):
-    return 1e6 * jnp.sum(collective_s(group, tokens, jnp.zeros_like(tokens)))
+    return 1e6 * jnp.sum(compiled(group, tokens, jnp.zeros_like(tokens)))
 
 
 @pytest.mark.parametrize("tokens", [1.0, 30.0, 64.0, 400.0, 5000.0])

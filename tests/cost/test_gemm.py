@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from sim.cost.gemm import GemmConstants, gemm_bytes, gemm_s
+from sim.cost.gemm import GemmConstants, gemm_s, gemm_stream_s, gemm_terms
 from sim.cost.soft import soft_maximum
 from sim.deployment.plan import GemmSlots
 
@@ -25,7 +25,11 @@ def constants(rows=(128.0,), columns=(128.0,), share=(1.0,), **fixed):
     return GemmConstants(**{k: np.asarray(v, np.float64) for k, v in (tiles | values).items()})
 
 
-compiled = jax.jit(gemm_s)
+def price(rows, slots, device, fixed):
+    return gemm_s(gemm_terms(slots, device, fixed), rows)
+
+
+compiled = jax.jit(price)
 
 
 def seconds(plan, cost, rows, product):
@@ -38,15 +42,15 @@ def test_by_hand(plan):
     # Block: 1 + 1 + 125 x 0.016384 = 4.048 us. Split: 1 us and 4 x 8 x 128 x 1280 B / 1e12 = 5.24288. Sum 10.29088 us.
     # Memory: 1280 x 1000 x 2 + 128 x (1000 + 1280) x 2 = 3,143,680 B -> 3.14368 us.
     # 2 + (10.29088^4 + 3.14368^4)^(1/4) = 2 + 10.31322 us.
-    got = float(gemm_s(np.float64(128), slot(1280, 1000), plan.device, constants())[0])
+    got = float(price(np.float64(128), slot(1280, 1000), plan.device, constants())[0])
     assert got == pytest.approx(2e-6 + (10.29088e-6**4 + 3.14368e-6**4) ** 0.25, rel=1e-12)
     assert got == pytest.approx(12.31322e-6, rel=1e-6)
 
 
 def test_whole_waves_stay_whole(plan):
     # 100 tiles of 128 x 128 on 100 units: exactly one wave; one more row needs a second for its row of tiles.
-    whole = float(gemm_s(np.float64(1280), slot(1280, 4096), plan.device, constants(max_split=1.0))[0])
-    more = float(gemm_s(np.float64(1281), slot(1280, 4096), plan.device, constants(max_split=1.0))[0])
+    whole = float(price(np.float64(1280), slot(1280, 4096), plan.device, constants(max_split=1.0))[0])
+    more = float(price(np.float64(1281), slot(1280, 4096), plan.device, constants(max_split=1.0))[0])
     assert more / whole == pytest.approx(2.0, rel=0.1)
 
 
@@ -54,10 +58,10 @@ def test_least_over_tiles(plan):
     both = constants((64.0, 128.0), (64.0, 128.0), (1.0, 1.0))
     for m in (1, 100, 1000):
         alone = [
-            float(gemm_s(np.float64(m), slot(4096, 4096), plan.device, constants((t,), (t,), (1.0,)))[0])
+            float(price(np.float64(m), slot(4096, 4096), plan.device, constants((t,), (t,), (1.0,)))[0])
             for t in (64.0, 128.0)
         ]
-        assert float(gemm_s(np.float64(m), slot(4096, 4096), plan.device, both)[0]) == pytest.approx(min(alone))
+        assert float(price(np.float64(m), slot(4096, 4096), plan.device, both)[0]) == pytest.approx(min(alone))
 
 
 def test_one_row_reads_weights_at_the_memory_rate(plan, cost):
@@ -79,8 +83,9 @@ def test_no_rows_cost_nothing(plan, cost):
 def test_never_below_either_roofline(m, n, k):
     device = _device()
     got = float(compiled(np.float64(m), slot(n, k), device, constants())[0])
-    moved = float(gemm_bytes(jnp.float64(m), slot(n, k))[0])
-    assert got > max(moved / 1e12, 2 * m * n * k / 200e12)
+    moved_s = float(gemm_stream_s(gemm_terms(slot(n, k), device, constants()), jnp.float64(m))[0])
+    assert moved_s == pytest.approx(2 * (n * k + m * (n + k)) / 1e12)
+    assert got > max(moved_s, 2 * m * n * k / 200e12)
 
 
 def _device():
@@ -101,7 +106,7 @@ def test_faster_hardware_is_never_slower(plan, cost, tokens):
     product = slot(6144, 4096)
     base = seconds(plan, cost, tokens, product)
     wide = replace(plan.device, memory_bytes_per_s=2 * plan.device.memory_bytes_per_s)
-    assert float(gemm_s(np.float64(tokens), product, wide, cost.gemm)[0]) < base
+    assert float(price(np.float64(tokens), product, wide, cost.gemm)[0]) < base
     quick = replace(product, flops_per_s=2 * product.flops_per_s)
     assert seconds(plan, cost, tokens, quick) <= base
 
@@ -118,13 +123,13 @@ def test_gradients(plan, cost, slope_matches):
 
     def of_bandwidth(rate):
         device = replace(plan.device, memory_bytes_per_s=rate)
-        return gemm_s(jnp.float64(64.0), product, device, cost.gemm)[0]
+        return price(jnp.float64(64.0), product, device, cost.gemm)[0]
 
     def of_rate(rate):
-        return gemm_s(jnp.float64(2000.0), replace(product, flops_per_s=rate[None]), plan.device, cost.gemm)[0]
+        return price(jnp.float64(2000.0), replace(product, flops_per_s=rate[None]), plan.device, cost.gemm)[0]
 
     def of_share(share):
-        return gemm_s(
+        return price(
             jnp.float64(2000.0), product, plan.device, replace(cost.gemm, tile_share=share * cost.gemm.tile_share)
         )[0]
 
@@ -134,7 +139,7 @@ def test_gradients(plan, cost, slope_matches):
 
 
 def test_gradient_is_finite_without_rows(plan, cost):
-    slope = jax.grad(lambda m: gemm_s(m, slot(4096, 4096), plan.device, cost.gemm)[0])(jnp.float64(0.0))
+    slope = jax.grad(lambda m: price(m, slot(4096, 4096), plan.device, cost.gemm)[0])(jnp.float64(0.0))
     assert np.isfinite(float(slope))
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sim.cost.launch import exposed_launch_s
+from sim.cost.launch import exposed_launch_s, launch_terms
 
 
 @pytest.fixture
@@ -24,18 +24,23 @@ def launching(plan):
     ],
 )
 def test_by_hand(launching, mode, device_s, want):
-    got = exposed_launch_s(jnp.float64(8), jnp.float64(mode), jnp.float64(device_s), launching)
+    got = exposed_launch_s(launch_terms(launching), jnp.float64(8), jnp.float64(mode), jnp.float64(device_s))
     assert float(got) == pytest.approx(want)
 
 
 def test_no_tokens_no_launch(launching):
-    assert float(exposed_launch_s(jnp.float64(0), jnp.float64(0), jnp.float64(0), launching)) == 0.0
+    assert float(exposed_launch_s(launch_terms(launching), jnp.float64(0), jnp.float64(0), jnp.float64(0))) == 0.0
 
 
 def test_never_shorter_in_eager_mode(plan):
-    times = [float(exposed_launch_s(jnp.float64(8), jnp.float64(m), jnp.float64(1e-4), plan.device)) for m in (0, 1, 2)]
+    times = [
+        float(exposed_launch_s(launch_terms(plan.device), jnp.float64(8), jnp.float64(m), jnp.float64(1e-4)))
+        for m in (0, 1, 2)
+    ]
     assert times[0] >= times[1] >= times[2] > 0
 
 
 def test_gradient(launching, slope_matches):
-    slope_matches(lambda device_s: exposed_launch_s(jnp.float64(8), jnp.float64(0), device_s, launching), 1e-3)
+    slope_matches(
+        lambda device_s: exposed_launch_s(launch_terms(launching), jnp.float64(8), jnp.float64(0), device_s), 1e-3
+    )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sim.cost.elementwise import ElementwiseConstants
-from sim.cost.moe import MoeConstants, active_experts, moe_s
+from sim.cost.moe import MoeConstants, active_experts, moe_s, moe_terms
 from sim.deployment.plan import MoeSlots
 
 
@@ -22,21 +22,25 @@ def slots(experts=8.0, local=8.0, top_k=2.0, hidden=1024.0, inter=2048.0, matric
     return MoeSlots(**{name: np.array([value], np.float64) for name, value in values.items()})
 
 
+def terms(device, group=None):
+    return moe_terms(group or slots(), device, CONSTANTS, ELEMENTWISE)
+
+
 def seconds(plan, tokens, group=None):
-    return float(moe_s(jnp.float64(tokens), group or slots(), plan.device, CONSTANTS, ELEMENTWISE)[0])
+    return float(moe_s(terms(plan.device, group), jnp.float64(tokens))[0])
 
 
-def test_active_experts():
+def test_active_experts(plan):
     # One token visits exactly k; two visit k + k (1 - k/E); very many visit all; a rank of half the experts sees half.
-    assert float(active_experts(jnp.float64(1), slots())[0]) == pytest.approx(2.0)
-    assert float(active_experts(jnp.float64(2), slots())[0]) == pytest.approx(2 + 2 * (1 - 2 / 8))
-    assert float(active_experts(jnp.float64(1000), slots())[0]) == pytest.approx(8.0)
-    assert float(active_experts(jnp.float64(1), slots(local=4.0))[0]) == pytest.approx(1.0)
-    assert float(active_experts(jnp.float64(0), slots())[0]) == 0.0
+    assert float(active_experts(terms(plan.device, slots()), jnp.float64(1))[0]) == pytest.approx(2.0)
+    assert float(active_experts(terms(plan.device, slots()), jnp.float64(2))[0]) == pytest.approx(2 + 2 * (1 - 2 / 8))
+    assert float(active_experts(terms(plan.device, slots()), jnp.float64(1000))[0]) == pytest.approx(8.0)
+    assert float(active_experts(terms(plan.device, slots(local=4.0)), jnp.float64(1))[0]) == pytest.approx(1.0)
+    assert float(active_experts(terms(plan.device, slots()), jnp.float64(0))[0]) == 0.0
 
 
-def test_every_expert_every_token():
-    assert float(active_experts(jnp.float64(3), slots(top_k=8.0))[0]) == pytest.approx(8.0)
+def test_every_expert_every_token(plan):
+    assert float(active_experts(terms(plan.device, slots(top_k=8.0)), jnp.float64(3))[0]) == pytest.approx(8.0)
 
 
 def test_by_hand(plan):
@@ -69,10 +73,10 @@ def test_monotone_and_zero(plan):
 
 def test_gradients(plan, slope_matches):
     for tokens in (1.5, 40.0, 3000.0):
-        slope_matches(lambda t: moe_s(t, slots(), plan.device, CONSTANTS, ELEMENTWISE)[0], tokens)
+        slope_matches(lambda t: moe_s(terms(plan.device), t)[0], tokens)
 
     def of_bandwidth(rate):
-        return moe_s(jnp.float64(8), slots(), replace(plan.device, memory_bytes_per_s=rate), CONSTANTS, ELEMENTWISE)[0]
+        return moe_s(terms(replace(plan.device, memory_bytes_per_s=rate)), jnp.float64(8))[0]
 
     slope_matches(of_bandwidth, 1e12)
-    assert np.isfinite(float(jax.grad(lambda t: moe_s(t, slots(), plan.device, CONSTANTS, ELEMENTWISE)[0])(0.0)))
+    assert np.isfinite(float(jax.grad(lambda t: moe_s(terms(plan.device), t)[0])(0.0)))
