@@ -26,6 +26,7 @@ from sim.event.router import make_router
 from sim.event.run import ExactRun, run_exact
 from sim.hardware.check import device_from
 from sim.memory.budget import memory_budget
+from sim.memory.describe import with_fitting_length
 from sim.memory.report import memory_report
 from sim.memory.terms import MemoryBudget
 from sim.model.read import model_from_conf
@@ -95,7 +96,8 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     make_router(conf.deployment.router, conf.seed)
     model = model_from_conf(conf.model)
     device = device_from(dataclasses.asdict(conf.hardware), conf.hardware.name)
-    plan = compile_plan(model, device, conf.engine, conf.deployment)
+    engine = with_fitting_length(conf.engine, model, device, conf.deployment)
+    plan = compile_plan(model, device, engine, conf.deployment)
     budget = memory_budget(model, device, plan.engine, conf.deployment)
     if not budget.fits:
         raise Infeasible(budget.verdict)

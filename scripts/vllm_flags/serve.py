@@ -153,14 +153,9 @@ def hf_overrides_rule(given: Given, out: Translation) -> None:
 
 
 def max_model_len_rule(given: Given, out: Translation) -> None:
-    """A length, or the model's own for `auto`."""
+    """A length, or -1, the longest that fits, for `auto`."""
     value = given.flags.get("max-model-len") or given.flags.get("context-length") or given.flags.get("max-seq-len")
-    if value in ("auto", -1):
-        out.notes.append(
-            "--max-model-len auto: the model's own limit is taken; `headway memory` says if it does not fit"
-        )
-    else:
-        out.set("engine.max_model_len", value)
+    out.set("engine.max_model_len", -1 if value == "auto" else value)
 
 
 def compilation_rule(given: Given, out: Translation) -> None:

@@ -174,8 +174,8 @@ def _length(conf: EngineConf, model: ModelSpec) -> int:
         return model.max_model_len
     if not 1 <= conf.max_model_len <= model.max_model_len:
         raise ValueError(
-            f"max_model_len must be between 1 and the {model.max_model_len:,} tokens of {model.name}, "
-            f"got {conf.max_model_len:,}: change engine.max_model_len"
+            f"max_model_len must be between 1 and the {model.max_model_len:,} tokens of {model.name}, or -1 for the "
+            f"longest that fits, got {conf.max_model_len:,}: change engine.max_model_len"
         )
     return conf.max_model_len
 

@@ -10,7 +10,10 @@ from sim.hardware.spec import DeviceConf
 from sim.memory.budget import memory_budget
 from sim.memory.terms import MemoryBudget
 from sim.model.read import model_from_conf
-from sim.model.spec import ModelConf
+from sim.model.spec import ModelConf, ModelSpec
+
+
+AUTO_LENGTH = -1
 
 
 def describe(
@@ -19,4 +22,16 @@ def describe(
     """The KV budget of a deployment, whether it fits or not, pipeline stages included. `ValueError` for bad input."""
     model = model_from_conf(model_conf)
     device = device_from(dataclasses.asdict(hardware), hardware.name)
-    return memory_budget(model, device, resolve_engine(engine, model, device, deployment), deployment)
+    fitted = with_fitting_length(engine, model, device, deployment)
+    return memory_budget(model, device, resolve_engine(fitted, model, device, deployment), deployment)
+
+
+def with_fitting_length(
+    engine: EngineConf, model: ModelSpec, device: DeviceConf, deployment: DeploymentConf
+) -> EngineConf:
+    """The settings with `max_model_len` -1 (vLLM's `auto`) replaced by the longest that fits, at most the model's."""
+    if engine.max_model_len != AUTO_LENGTH:
+        return engine
+    longest = dataclasses.replace(engine, max_model_len=None)
+    budget = memory_budget(model, device, resolve_engine(longest, model, device, deployment), deployment)
+    return longest if budget.fits else dataclasses.replace(engine, max_model_len=budget.longest_model_len or None)

@@ -159,7 +159,7 @@ def iterate(
     removed = _remove(at, state, look)
     started = _start(lanes, state, look, removed)
     chunked = _chunk(lanes, at, look, removed, started)
-    state = _store(lanes, at, state, look, removed, chunked)
+    state = _store(lanes, at, state, look, removed, started, chunked)
     return _execute(lengths_s, lanes, prices, terms, at, state, look, removed, started, chunked)
 
 
@@ -308,7 +308,9 @@ def _chunk(lanes: Lanes, at: Places, look: _Look, removed: _Removed, started: _S
     )
 
 
-def _store(lanes: Lanes, at: Places, s: State, look: _Look, removed: _Removed, chunked: _Chunked) -> State:
+def _store(
+    lanes: Lanes, at: Places, s: State, look: _Look, removed: _Removed, started: _Started, chunked: _Chunked
+) -> State:
     """Write the large arrays. A decode that joins takes the slot of one that leaves, if one does."""
     removes, joins, slot, link = removed.removes, chunked.joins, removed.slot, removed.link
     ends = put(s.ends, jnp.where(look.ends, look.ends_at, look.last_at), link, removes)

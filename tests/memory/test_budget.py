@@ -11,7 +11,8 @@ from sim.deployment.engine import EngineConf
 from sim.deployment.settings import load_engine, resolve_engine
 from sim.hardware.read import load_device
 from sim.memory import memory_budget, to_json, to_text
-from sim.model.read import catalogue, load_model
+from sim.memory.describe import describe
+from sim.model.read import catalogue, load_conf, load_model
 from sim.units import GIB
 
 
@@ -243,3 +244,15 @@ def test_the_whole_catalogue_has_a_budget(name):
     assert found.fits or found.smallest_tensor_parallel or found.longest_model_len
     if found.smallest_tensor_parallel:
         assert budget(model, tp=found.smallest_tensor_parallel, **keys).fits
+
+
+def test_auto_length_is_the_longest_that_fits():
+    """vLLM's `auto`: 8B has room on an H100 for all of its 131,072 tokens; 70B in FP8 for less, and not for a block more."""
+    engine = EngineConf(version="0.19.0", max_model_len=-1, gpu_memory_utilization=0.97)
+    small = describe(load_conf(catalogue()["llama-3.1-8b"]), H100, engine, DeploymentConf())
+    assert small.fits and small.max_model_len == 131072
+    model = load_conf(catalogue()["llama-3.3-70b-fp8"])
+    large = describe(model, H100, engine, DeploymentConf())
+    assert large.fits and 0 < large.max_model_len < 131072
+    longer = replace(engine, max_model_len=large.max_model_len + large.block_size)
+    assert not describe(model, H100, longer, DeploymentConf()).fits
