@@ -247,7 +247,7 @@ def test_the_whole_catalogue_has_a_budget(name):
 
 
 def test_auto_length_is_the_longest_that_fits():
-    """vLLM's `auto`: 8B has room on an H100 for all of its 131,072 tokens; 70B in FP8 for less, and not for a block more."""
+    """vLLM's `auto`: an H100 has room for all 131,072 tokens of 8B; for 70B in FP8 for less, and not a block more."""
     engine = EngineConf(version="0.19.0", max_model_len=-1, gpu_memory_utilization=0.97)
     small = describe(load_conf(catalogue()["llama-3.1-8b"]), H100, engine, DeploymentConf())
     assert small.fits and small.max_model_len == 131072

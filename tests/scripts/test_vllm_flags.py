@@ -38,7 +38,7 @@ SERVE_ROWS = {
     "--max-model-len 8k": ["engine.max_model_len=8000"],
     "--max-model-len 8K": ["engine.max_model_len=8192"],
     "--max-model-len auto": ["engine.max_model_len=-1"],
-    "--max-model-len -1": [],
+    "--max-model-len -1": ["engine.max_model_len=-1"],
     "--max-num-seqs 128": ["engine.max_num_seqs=128"],
     "--max-num-batched-tokens 2048": ["engine.max_num_batched_tokens=2048"],
     "--long-prefill-token-threshold 0": [],
