@@ -7,7 +7,8 @@ from sim.scheduler.base import Batch, Request
 from sim.workload.trace import Workload
 
 
-NEVER = 1 << 62
+NEVER = 1 << 63
+"""Later than any time on the clock, which is below 2**63 ns."""
 
 
 class Client:

@@ -22,6 +22,10 @@ from sim.units import to_ns
 from sim.workload.trace import Workload
 
 
+MOST_IN_FLIGHT = 2
+"""Deeper queues are those of pipeline stages, whose hand-over is not modelled."""
+
+
 @dataclass(frozen=True)
 class ExactRun:
     """What the exact engine hands over: tables, inter-token latencies with multiplicities, checks, counts."""
@@ -62,8 +66,13 @@ def run_exact(
     """Simulate `workload` on `replicas` equal engines of `num_gpu_blocks` KV blocks each (one is the null block).
 
     Prefixes are reused if the settings say so and the workload has content. Bit for bit the same for
-    the same arguments.
+    the same arguments. **Raises:** `ValueError` for more than two batches in flight.
     """
+    if settings.batches_in_flight > MOST_IN_FLIGHT:
+        raise ValueError(
+            f"at most {MOST_IN_FLIGHT} batches in flight can be simulated, got {settings.batches_in_flight}: "
+            "set deployment.pipeline_parallel to 1"
+        )
     started = time.process_time()
     usable = num_gpu_blocks - 1
     content = request_content(workload) if settings.prefix_caching else None

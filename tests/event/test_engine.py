@@ -117,6 +117,18 @@ def test_routers_serve_everybody(router):
     assert set(run.requests.replica.tolist()) == {0, 1, 2}
 
 
+def test_deeper_queues_are_refused():
+    with pytest.raises(ValueError, match="at most 2 batches in flight can be simulated, got 4"):
+        run_exact(workload([0], [1], [1]), make_settings(batches_in_flight=4), constant(1e-3), num_gpu_blocks=9)
+
+
+def test_arrivals_late_on_the_clock():
+    """Arrivals 100 years apart: times are exact integers all the way."""
+    late = 100 * 365 * 86_400 * 1000
+    run = run_exact(workload([0, late], [10, 10], [1, 1]), make_settings(), constant(10e-3), num_gpu_blocks=100)
+    assert run.requests.finish_ns.tolist() == [10 * MS, (late + 10) * MS]
+
+
 def test_unknown_router_is_named():
     with pytest.raises(ValueError, match="deployment.router: wanted one of round_robin, .* got 'fastest'"):
         run_exact(workload([0], [1], [1]), make_settings(), constant(1e-3), num_gpu_blocks=9, router="fastest")
