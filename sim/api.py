@@ -25,6 +25,7 @@ from sim.event.content import has_content
 from sim.event.router import make_router
 from sim.event.run import ExactRun, run_exact
 from sim.hardware.check import device_from
+from sim.hardware.spec import DeviceConf
 from sim.memory.budget import memory_budget
 from sim.memory.describe import with_fitting_length
 from sim.memory.report import memory_report
@@ -211,7 +212,7 @@ def assemble(
         memory=memory_report(job.budget),
         workload=job.workload,
         seed=conf.seed,
-        assumptions=[*plan.assumptions, *_workload_rows(job)],
+        assumptions=[*plan.assumptions, *_price_rows(plan.device), *_workload_rows(job)],
         not_modelled=[*plan.not_modelled, *_left_out(job)],
         config=dataclasses.asdict(conf),
         checks=checks,
@@ -228,6 +229,13 @@ def simulate(*overrides: str, workload: Workload | None = None) -> SimulationRes
     **Raises:** `ValueError` for bad input, `Infeasible` for a deployment that does not fit.
     """
     return run(build(compose(overrides), workload))
+
+
+def _price_rows(device: DeviceConf) -> list[tuple[str, str, str]]:
+    if not device.usd_per_hour:
+        return [("price", "none: usd_per_hour of the device is 0", "device file")]
+    price = f"{device.usd_per_hour:.2f} USD per GPU-hour"
+    return [("price", price, device.sources.get("usd_per_hour", "device file, no source given"))]
 
 
 def _workload_rows(job: Job) -> list[tuple[str, str, str]]:

@@ -14,13 +14,14 @@ from sim.event.client import NEVER, Client
 from sim.event.replica import Replica
 from sim.event.router import Router
 from sim.scheduler.base import Request
+from sim.units import NS_PER_S
 
 
-MAX_EMPTY_TURNS = 100_000
+MAX_EMPTY_TURNS = 10_000
 
 
 class Stuck(RuntimeError):
-    """The engine turned without scheduling anything: a rule was broken."""
+    """A scheduler keeps requests and decides nothing: a defect of the scheduler."""
 
 
 def run_cluster(
@@ -40,7 +41,6 @@ def run_cluster(
     outputs = client.workload.output_tokens.tolist()
     heap: list[tuple[int, int, int]] = []
     events = 0
-    idle_turns = 0
 
     def take_arrivals(now_ns: int) -> None:
         while (at := client.next_ns) <= now_ns:
@@ -75,9 +75,11 @@ def run_cluster(
             horizon_ns = min(heap[0][0], client.next_ns) if heap else client.next_ns
             following = replica.call(now_ns, horizon_ns)
             if following is not None:
-                idle_turns = idle_turns + 1 if following == now_ns else 0
-                if idle_turns > MAX_EMPTY_TURNS:
-                    raise Stuck(f"replica {index} turned {idle_turns} times at {now_ns} ns without progress")
+                if replica.empty_turns > MAX_EMPTY_TURNS:
+                    raise Stuck(
+                        f"the scheduler of replica {index} decided {replica.empty_turns} empty batches in a row, at "
+                        f"{now_ns / NS_PER_S:.3f} s, with {replica.scheduler.unfinished} requests unfinished"
+                    )
                 heappush(heap, (following, index, events))
         else:
             take_arrivals(now_ns)

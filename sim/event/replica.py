@@ -19,8 +19,9 @@ class Replica:
     """Drives one scheduler through time.
 
     **Arguments:** `price` gives (ns, padded tokens, graph mode) of a batch; `depth` batches may be in flight (1:
-    synchronous); `idle_sleep_ns` is slept after a call whose batch was empty; `fill_with_empty`: an empty
-    batch does not wait for the oldest one while there is work (vLLM 0.33).
+    synchronous); `host_ns` is the loop's own time per batch, hidden while the device is busy with the batch
+    before; `idle_sleep_ns` is slept after a call whose batch was empty; `fill_with_empty`: an empty batch
+    does not wait for the oldest one while there is work (vLLM 0.33).
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Replica:
         log: StepLog,
         *,
         depth: int = 1,
+        host_ns: int = 0,
         idle_sleep_ns: int = 0,
         fill_with_empty: bool = False,
     ):
@@ -39,10 +41,13 @@ class Replica:
         self.scheduler = scheduler
         self.outstanding = 0
         self.blocked = True
+        self.empty_turns = 0
         self._price = price
         self._client = client
         self._log = log
         self._depth = depth
+        self._host_ns = host_ns
+        self._host_free_ns = 0
         self._idle_sleep_ns = idle_sleep_ns
         self._fill_with_empty = fill_with_empty
         self._inbox: list[Request] = []
@@ -92,6 +97,7 @@ class Replica:
                 self._unflushed = False
                 batch = scheduler.schedule()
                 empty = not batch.tokens
+                self.empty_turns = self.empty_turns + 1 if empty else 0
                 in_flight.append((batch, self._issue(batch, now_ns)))
                 if len(in_flight) < self._depth and (not empty or (self._fill_with_empty and scheduler.unfinished)):
                     continue
@@ -102,11 +108,12 @@ class Replica:
             due, end_ns = in_flight.popleft()
             self._due = due
             self._sleep = empty and self._idle_sleep_ns > 0
-            next_ns = max(now_ns, end_ns)
+            next_ns = max(now_ns, end_ns, self._host_free_ns)
             if not empty and batch.plain and (due is batch or due.plain) and len(in_flight) < 2:
                 while next_ns < horizon_ns and scheduler.repeat(batch):
                     in_flight.append((batch, self._execute(batch, next_ns)))
-                    self._due, next_ns = in_flight.popleft()
+                    self._due, end_ns = in_flight.popleft()
+                    next_ns = max(end_ns, self._host_free_ns)
             return next_ns
 
     def _issue(self, batch: Batch, now_ns: int) -> int:
@@ -118,9 +125,8 @@ class Replica:
     def _execute(self, batch: Batch, now_ns: int) -> int:
         """The forward pass, behind the one before; returns its end."""
         duration, padded, mode = self._price(batch)
-        start = self._gpu_free_ns
-        if start < now_ns:
-            start = now_ns
+        self._host_free_ns = ready = max(now_ns, self._host_free_ns) + self._host_ns
+        start = max(ready, self._gpu_free_ns)
         self._gpu_free_ns = end = start + duration
         self._log.append(self.index, start, end, batch, padded, mode)
         return end

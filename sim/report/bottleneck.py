@@ -183,7 +183,8 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
             "prefill-bound",
             f"Prefill-bound: {1 - shares.decode_only:.0%} of step time is in steps that carry prefill; "
             "nobody queues for seats or KV blocks.",
-            "engine.enable_prefix_caching, or deployment.tensor_parallel / deployment.replicas for more compute.",
+            ("engine.enable_prefix_caching, or " if _could_reuse(result) else "")
+            + "deployment.tensor_parallel / deployment.replicas for more compute.",
             evidence,
         )
     reads = part.get("gemm_s", 0.0) + part.get("moe_s", 0.0) + part.get("head_s", 0.0)
@@ -201,3 +202,10 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
         ),
         evidence,
     )
+
+
+def _could_reuse(result: SimulationResult) -> bool:
+    """Whether prefixes could be reused but are not: the workload has content, and the cache is off."""
+    workload = result.workload
+    content = workload.token_ids is not None or workload.block_hashes is not None
+    return content and not result.settings.get("prefix_caching", False)

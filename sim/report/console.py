@@ -42,8 +42,10 @@ def benchmark_block(result: SimulationResult, metrics: Metrics, percentiles: Seq
     ]
     if result.workload.concurrency is not None:
         lines.append(line("Maximum request concurrency:", result.workload.concurrency))
-    rate = (result.config.get("workload") or {}).get("rate")
-    if isinstance(rate, int | float) and math.isfinite(rate):
+    configured = result.config.get("workload") or {}
+    rate = configured.get("rate")
+    drawn = configured.get("arrival") in ("poisson", "gamma", "constant")
+    if drawn and isinstance(rate, int | float) and math.isfinite(rate):
         lines.append(line("Request rate configured (RPS):", float(rate)))
     lines += [
         line("Benchmark duration (s):", metrics.duration_s),
@@ -86,7 +88,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
     lines = [
         header("Inside the engine"),
         line("Mean queue / prefill time (ms):", pair(ms(latency["queue"].mean_s), ms(latency["prefill"].mean_s), 2)),
-        line("Mean TTFT, not queued (ms):", ms(latency["ttft_not_queued"].mean_s)),
+        line("Mean TTFT, scheduled at once (ms):", ms(latency["ttft_not_queued"].mean_s)),
         line("KV cache usage, mean / max (%):", pair(percent(metrics.kv_usage_mean), percent(metrics.kv_usage_max))),
         line("Preemptions:", metrics.preemptions),
     ]

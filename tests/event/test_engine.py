@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
+from sim.event.cluster import Stuck
 from sim.event.run import run_exact
 from sim.report.result import FINISHED, REJECTED
 from sim.scheduler.vllm import ContinuousBatching
@@ -115,6 +116,28 @@ def test_routers_serve_everybody(router):
     run = run_exact(w, make_settings(), constant(3e-3), num_gpu_blocks=50, replicas=3, router=router, seed=1)
     assert (run.requests.status == FINISHED).all()
     assert set(run.requests.replica.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_scheduler_that_decides_nothing_is_stopped(asynchronous):
+    settings = make_settings(async_scheduling=asynchronous)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ContinuousBatching, "_admit", lambda self, batch, budget: None)
+        with pytest.raises(Stuck, match="empty batches in a row, .* with 1 requests unfinished"):
+            run_exact(workload([0], [1], [1]), settings, constant(1e-3), num_gpu_blocks=9)
+
+
+def test_host_time_is_hidden_behind_a_longer_step():
+    """Host 4 ms, scheduled ahead: steps of 10 ms follow each other; steps of 1 ms come every 4 ms.
+
+    From idle the first batch starts after 4 ms, the second is ready at 8 ms.
+    """
+    profile = dataclasses.replace(make_settings().profile, sync_step_s=4e-3)
+    settings = make_settings(async_scheduling=True, profile=profile)
+    long = run_exact(workload([0], [10], [4]), settings, constant(10e-3), num_gpu_blocks=100)
+    assert long.steps.end_ns.tolist() == [14 * MS, 24 * MS, 34 * MS, 44 * MS]
+    short = run_exact(workload([0], [10], [4]), settings, constant(1e-3), num_gpu_blocks=100)
+    assert short.steps.start_ns.tolist() == [4 * MS, 8 * MS, 12 * MS, 16 * MS]
 
 
 def test_deeper_queues_are_refused():

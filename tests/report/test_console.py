@@ -44,7 +44,7 @@ Median E2EL (ms):                        500.00
 P99 E2EL (ms):                           794.00
 ----------------Inside the engine-----------------
 Mean queue / prefill time (ms):          116.67 / 166.67
-Mean TTFT, not queued (ms):              175.00
+Mean TTFT, scheduled at once (ms):       175.00
 KV cache usage, mean / max (%):          40.0 / 50.0
 Preemptions:                             2
 Tokens recomputed:                       10
@@ -58,7 +58,7 @@ USD per 1M tokens, total:                28.986
 
 
 def test_console_block(three):
-    run = three(slo_ms={"ttft": 300}, config={"workload": {"rate": 10}})
+    run = three(slo_ms={"ttft": 300}, config={"workload": {"rate": 10, "arrival": "poisson"}})
     run = dataclasses.replace(run, workload=dataclasses.replace(run.workload, concurrency=2))
     text = console(run, measure(run), None)
     assert text == GOLDEN + "=" * 50
@@ -74,7 +74,7 @@ def test_percentiles_are_chosen(three):
 
 def test_what_did_not_happen_is_not_a_number(three):
     requests = dataclasses.replace(three().requests, status=np.full(3, REJECTED))
-    run = three(requests=requests, config={"workload": {"rate": float("inf")}})
+    run = three(requests=requests, config={"workload": {"rate": float("inf"), "arrival": "poisson"}})
     text = console(run, measure(run), None)
     assert "Request throughput (req/s):              n/a\n" in text
     assert "Request rate configured" not in text

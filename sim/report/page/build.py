@@ -19,8 +19,8 @@ from sim.units import GIB
 
 ROWS = (
     ("ttft", "TTFT", "time to first token, from arrival"),
-    ("ttft_queued", "TTFT, queued", "from when the engine took the request up"),
-    ("ttft_not_queued", "TTFT, not queued", "of requests that were scheduled at once"),
+    ("ttft_queued", "TTFT from pick-up", "from when the engine took the request up"),
+    ("ttft_not_queued", "TTFT, at once", "of requests scheduled within 1 ms of their pick-up"),
     ("tpot", "TPOT", "time per output token after the first"),
     ("itl", "ITL", "inter-token latency, over all tokens"),
     ("e2el", "E2EL", "end-to-end latency"),
