@@ -1,7 +1,8 @@
 """From `KEY=VALUE` overrides to a checked configuration. Hydra composes; mistakes come out as one sentence."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from conf.files import choices as shipped, origin_of, register_choice
 from conf.mistakes import sentence, unknown_key
 from conf.schema import GROUPS, SimulateConf, register
+from sim.documents import read_mapping, user_path
 
 
 def prepare(overrides: Sequence[str]) -> list[str]:
@@ -17,7 +19,7 @@ def prepare(overrides: Sequence[str]) -> list[str]:
     `ValueError` for an override that cannot be read.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import ChoiceSweep, Glob
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
     from hydra.errors import HydraException
 
     register()
@@ -27,9 +29,15 @@ def prepare(overrides: Sequence[str]) -> list[str]:
         key, _, value = override.partition("=")
         if not key.strip("+~") or override.startswith("-"):
             raise ValueError(f"{override!r} is no KEY=VALUE; write for example workload.rate=10.")
+        if key.lstrip("+") == "results":
+            path = results_path(value)
+            prepared.append("results=null" if path is None else f"results={quoted(path)}")
+            continue
         if key.lstrip("+") not in GROUPS or key.startswith("~"):
             prepared.append(override)
             continue
+        if key.startswith("+"):
+            raise ValueError(f"{key} cannot be added, every configuration has one; write {key.lstrip('+')}={value}.")
         try:
             parsed = parser.parse_override(override)
         except HydraException:
@@ -38,12 +46,34 @@ def prepare(overrides: Sequence[str]) -> list[str]:
             found: Any = parsed.value()
             sweep: list[Any] = list(found.list) if isinstance(found, ChoiceSweep) else [found]
             if isinstance(found, Glob):
-                sweep = found.filter(shipped(key.lstrip("+")))
-            if any(choice is None or isinstance(choice, list | dict) for choice in sweep):
+                sweep = found.filter(shipped(key))
+                if not sweep:
+                    raise ValueError(f"{override} fits none of {', '.join(shipped(key))}.")
+            if any(not isinstance(choice, str | QuotedString) or not str(choice).strip() for choice in sweep):
                 raise ValueError(f"{key} wants the name of a choice or a path, got {value!r}.")
             choices = [str(getattr(choice, "text", choice)) for choice in sweep]
-        prepared.append(f"{key}={','.join(register_choice(key.lstrip('+'), choice) for choice in choices)}")
+        prepared.append(f"{key}={','.join(register_choice(key, choice) for choice in choices)}")
     return prepared
+
+
+def results_path(value: str) -> str | None:
+    """The folder that `results=VALUE` names, as it stands but for quotes around it; None for `null` or nothing.
+
+    It may hold spaces, commas and `=`, so it does not go by the grammar of the other values.
+    """
+    text = value.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
+    if text in ("", "null"):
+        return None
+    if text[0] in "[{" or "${" in text:
+        raise ValueError(f"results wants the path of one folder, got {value!r}.")
+    return str(user_path(text, "results"))
+
+
+def quoted(text: str) -> str:
+    """Any text as a value in Hydra's grammar, which reads a backslash as one only before a quote."""
+    return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), text) + '"'
 
 
 def searchpath(config_dirs: Sequence[str | Path]) -> list[str]:
@@ -51,12 +81,12 @@ def searchpath(config_dirs: Sequence[str | Path]) -> list[str]:
     for folder in config_dirs:
         if not Path(folder).is_dir():
             raise ValueError(f"--config-dir wants a folder, there is none at {folder}.")
-    paths = ",".join(f"'file://{Path(folder).resolve()}'" for folder in config_dirs)
+    paths = ",".join(quoted(f"file://{Path(folder).resolve()}") for folder in config_dirs)
     return [f"hydra.searchpath=[{paths}]"] if paths else []
 
 
 @contextmanager
-def one_sentence() -> Iterator[None]:
+def one_sentence(config_dirs: Sequence[str | Path] = ()) -> Iterator[None]:
     """Turns what Hydra, OmegaConf and YAML raise into a `ValueError` of one sentence."""
     import yaml
     from hydra.errors import HydraException
@@ -64,22 +94,68 @@ def one_sentence() -> Iterator[None]:
 
     try:
         yield
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(sentence(error, origin_of)) from error
+    except (Unreadable, yaml.YAMLError) as error:
+        reason = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        said = "the configuration refers to itself without end; look at the `defaults` and ${...} of your files."
+        if not isinstance(reason, RecursionError):
+            said = sentence(reason, origin_of)
+        raise ValueError(broken_file(config_dirs) or said) from error
+
+
+class Unreadable(Exception):
+    """What Hydra lets through where a file of the user's is no configuration, without naming the file."""
+
+
+def broken_file(config_dirs: Sequence[str | Path]) -> str:
+    """What is wrong with the first file below `config_dirs` that is no mapping or whose `defaults` form a circle."""
+    for folder in config_dirs:
+        for group in GROUPS:
+            bases: dict[str, list[str]] = {}
+            for path in sorted(Path(folder).glob(f"{group}/*.yaml")):
+                try:
+                    found = read_mapping(path).get("defaults")
+                except ValueError as error:
+                    return str(error)
+                bases[path.stem] = [base for base in found if isinstance(base, str)] if isinstance(found, list) else []
+            for name in bases:
+                if name in above(name, bases):
+                    return f"{Path(folder) / group / name}.yaml: its `defaults` lead back to itself; take one of them out."
+    return ""
+
+
+def above(name: str, bases: Mapping[str, Sequence[str]]) -> set[str]:
+    """All that a choice inherits from, over any number of steps."""
+    seen: set[str] = set()
+    queue = list(bases[name])
+    while queue:
+        base = queue.pop().removesuffix(".yaml")
+        if base not in seen:
+            seen.add(base)
+            queue += bases.get(base, ())
+    return seen
 
 
 def compose(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -> SimulateConf:
     """The configuration of `headway simulate OVERRIDES`. `ValueError`, one sentence, for whatever is wrong in it."""
-    with one_sentence():
+    with one_sentence(config_dirs):
         return checked(composed([*searchpath(config_dirs), *prepare(overrides)]))
 
 
 def composed(prepared: Sequence[str]) -> Any:
     """Hydra's own composition, a `DictConfig`."""
     from hydra import compose as hydra_compose, initialize_config_module
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
     with initialize_config_module("conf", version_base=None):
-        return hydra_compose("config", overrides=list(prepared))
+        try:
+            return hydra_compose("config", overrides=list(prepared))
+        except (HydraException, OmegaConfBaseException):
+            raise
+        except (ValueError, TypeError, AttributeError, AssertionError, RecursionError, OSError) as error:
+            raise Unreadable from error
 
 
 def checked(config: Any) -> SimulateConf:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 from conf.compose import checked, composed, one_sentence, prepare, searchpath
 from conf.files import as_typed
 from conf.schema import SimulateConf
+
+
+MOST_JOBS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,11 @@ class SweepJob:
 
 def expand(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> list[SweepJob]:
     """All jobs of `-m OVERRIDES`. `ValueError` for a mistake in any of them, before any has run."""
-    with one_sentence():
+    with one_sentence(config_dirs):
         axes = list(sweep_axes([*searchpath(config_dirs), *prepare(overrides)]))
+        count = math.prod(map(len, axes))
+        if count > MOST_JOBS:
+            raise ValueError(f"a multirun wants at most {MOST_JOBS:,} jobs, these values give {count:,}.")
         varying = [len(axis) > 1 for axis in axes]
         variants: dict[tuple[str, ...], Variant] = {}
         jobs = []
@@ -50,9 +57,28 @@ def sweep_axes(prepared: Sequence[str]) -> Iterator[list[str]]:
         if not override.is_sweep_override():
             yield [f"{key}={override.get_value_element_as_str()}"]
         elif override.is_discrete_sweep():
+            check_range(override)
             yield [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
             raise ValueError(f"{key} wants a list of values or range(FROM,TO,STEP) to sweep over, not an interval.")
+
+
+def check_range(override: Any) -> None:
+    """Raise `ValueError` for a range that never ends, holds nothing, or more than one could run."""
+    from hydra.core.override_parser.types import RangeSweep
+
+    found = override.value()
+    if not isinstance(found, RangeSweep):
+        return
+    start, stop, step = (float(number or 0) for number in (found.start, found.stop, found.step))
+    said = f"{override.get_key_element()}={override.get_value_string()}"
+    if not all(map(math.isfinite, (start, stop, step))) or step == 0:
+        raise ValueError(f"{said}: range(FROM,TO,STEP) wants finite numbers and a step that is not 0.")
+    count = (stop - start) / step
+    if count <= 0:
+        raise ValueError(f"{said} holds no value: range(FROM,TO,STEP) ends before TO and wants a step towards it.")
+    if count > MOST_JOBS:
+        raise ValueError(f"{said} holds some {count:.3g} values, and a multirun wants at most {MOST_JOBS:,} jobs.")
 
 
 def settable(override: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from conf.mistakes import did_you_mean, nearest
 from conf.schema import GROUPS
+from sim.documents import read_mapping, user_path
 from sim.hardware.read import list_devices, load_device
 from sim.model.read import by_hub_name
 
@@ -28,8 +29,7 @@ def looks_like_file(choice: str) -> bool:
     return (
         choice.lower().endswith(FILE_SUFFIXES)
         or choice.startswith((".", "/", "~"))
-        or "/" in choice
-        and Path(choice).exists()
+        or ("/" in choice and "\0" not in choice and Path(choice).exists())
     )
 
 
@@ -74,12 +74,7 @@ def content(group: str, path: Path) -> dict[str, Any]:
     if group == "hardware":
         return dataclasses.asdict(load_device(path))
     if path.suffix.lower() in YAML_SUFFIXES:
-        from omegaconf import OmegaConf
-
-        node = OmegaConf.to_container(OmegaConf.load(path))
-        if not isinstance(node, dict):
-            raise ValueError(f"{path} holds a {type(node).__name__}, a mapping of {group} keys was wanted.")
-        return {str(key): value for key, value in node.items()}
+        return read_mapping(path)
     if group == "model":
         return {"name": path.name if path.is_dir() else path.parent.name or path.stem, "path": str(path)}
     if group == "workload":
@@ -96,16 +91,18 @@ def register_choice(group: str, choice: str) -> str:
         return choice
     if group == "model" and "/" in choice and not looks_like_file(choice):
         return by_hf_id(choice)
-    if not looks_like_file(choice):
+    if not looks_like_file(choice) and "/" not in choice:
         lower = choice.lower()
         if lower in choices(group):
             return lower
         if group == "hardware" and lower in list_devices():
             return store(group, lower, dataclasses.asdict(load_device(lower)), "an installed plug-in")
         return choice
-    path = Path(choice).expanduser().resolve()
-    if not path.exists():
-        raise ValueError(f"{group}={choice}: there is no file {path}.")
+    path = user_path(choice, group)
+    try:
+        path = path.resolve(strict=True)
+    except (OSError, RuntimeError):
+        raise ValueError(f"{group}={choice}: there is no file {path.absolute()}.") from None
     stem = path.parent.name if path.name == "config.json" else path.name.partition(".")[0]
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:6]
     return store(group, f"{re.sub('[^A-Za-z0-9_.-]', '-', stem)}-{digest}", content(group, path), str(path))

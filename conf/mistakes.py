@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from conf.schema import GROUPS, SimulateConf
 
 
+TYPES = {"int": "a number", "float": "a number", "str": "text", "bool": "true or false", "list": "a list"}
 WORDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "text"}
 
 
@@ -74,9 +75,11 @@ def unknown_key(key: str) -> str:
 
 def unknown_choice(group: str, choice: str, options: Sequence[str]) -> str:
     """The sentence for a group's choice that does not exist."""
-    near = did_you_mean(nearest(choice, options))
+    near = did_you_mean(nearest(choice, options)).rstrip(".")
     if group not in GROUPS:
-        return f"unknown choice {group}={choice}{near}"
+        return f"unknown choice {group}={choice}{near}" + ("" if near else ".")
+    if not options:
+        return f"there is no {group}={choice}, which `defaults` in one of your files want."
     where = {"model": "`headway models` lists them", "hardware": "`headway hardware` lists them"}
     path = {"model": "config.json", "workload": "trace"}.get(group, "YAML file")
     return (
@@ -94,7 +97,9 @@ def sentence(error: Exception, origin_of: Callable[[str], str | None]) -> str:
     missing = getattr(error, "missing_cfg_file", None)
     if missing:
         group, _, choice = str(missing).rpartition("/")
-        return unknown_choice(group, choice, list(getattr(error, "options", None) or []))
+        # Files that were registered as choices are known by their paths, not by the names made for them.
+        options = [name for name in getattr(error, "options", None) or [] if origin_of(f"{group}/{name}") is None]
+        return unknown_choice(group, choice, options)
     if text.startswith("Ambiguous value"):
         override = text.split("'")[1]
         key = override.partition("=")[0]
@@ -105,10 +110,16 @@ def sentence(error: Exception, origin_of: Callable[[str], str | None]) -> str:
         if "=" not in override:
             return f"{override!r} is no KEY=VALUE; write for example workload.rate=10."
         return f"cannot read {override!r}: quote the value if it holds any of ,:=[]{{}}() or spaces, KEY='\"VALUE\"'."
+    wrong = re.search(r"Invalid defaults list in '([^']*)', (.*)", text)
+    if wrong:
+        return f"{origin_of(wrong[1]) or f'{wrong[1]}.yaml'}: {wrong[2]}."
+    if "Could not override" in text and error.__cause__ is None:
+        override = (re.search(r"Could not override '([^']*)'", text) or ["", "it"])[1]
+        return f"{override} cannot be set like this: {', '.join(GROUPS)} choose a file, the other keys are dotted."
     if hasattr(error, "problem_mark"):
         mark = getattr(error, "problem_mark", None)
         where = f"{mark.name}, line {mark.line + 1}" if mark else "a YAML file"
-        return f"{where} is no valid YAML: {getattr(error, 'problem', text)}."
+        return f"{where}: broken YAML, {getattr(error, 'problem', text)}."
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
@@ -124,7 +135,25 @@ def misfit(text: str, at: str) -> str:
     if re.search(r"Key '[^']*' not in '", text):
         return unknown_key(full_key) + at
     if "is not a subclass of" in text:
-        return f"a mapping of keys was wanted, got {text.partition('Merge error: ')[2].partition(' is not')[0]}{at}."
+        got = text.partition("Merge error: ")[2].partition(" is not")[0].strip()
+        return f"{full_key or 'the file'} wants a mapping of keys, got {got or 'a single value'}{at}."
+    assigned = re.search(r"Cannot assign (\w+) to (?:Dict|dict)", text)
+    if assigned:
+        return f"{full_key} wants a mapping of keys, got {TYPES.get(assigned[1], assigned[1])}{at}."
+    unsupported = re.search(r"Value '(.*)' is not a supported primitive type", text)
+    if unsupported:
+        return f"{full_key} wants a number, text, a list or a mapping, got a {unsupported[1]}{at}."
+    unsuited = re.search(r"Cannot convert '(\w+)' to string: '(.*)'", text)
+    if unsuited:
+        return f"{full_key} wants text, got {unsuited[2]}{at}."
+    absent = re.search(r"Interpolation key '([^']*)' not found", text)
+    if absent:
+        return f"{full_key} refers to {absent[1]}, which is no key of the configuration{at}."
+    if "Recursive interpolation" in text:
+        return f"{full_key} refers to itself{at}."
+    resolving = re.search(r"raised while resolving interpolation: (.*)", text)
+    if resolving:
+        return f"{full_key} cannot be filled in: {resolving[1].strip(chr(34))}{at}."
     if "is not in struct" in text:
         return f"{full_key} is not set by this choice; write +{full_key}=VALUE to add it.{at}"
     converted = re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text)
@@ -133,7 +162,7 @@ def misfit(text: str, at: str) -> str:
     boolean = re.search(r"Value '(.*)' is not a valid bool", text)
     if boolean:
         return f"{full_key} wants true or false, got {boolean[1]!r}{at}."
-    if "is not Optional" in text:
+    if "is not Optional" in text or "Incompatible value 'None'" in text:
         return f"{full_key} wants a value, got null{at}."
     if "is not a ListConfig" in text:
         return f"{full_key} wants a list, write '{full_key}=[...]'{at}."

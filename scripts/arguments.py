@@ -67,6 +67,8 @@ def parse(words: Sequence[str], options: Sequence[Option], command: str) -> Argu
             if not queue:
                 raise ValueError(f"{option.name} wants {option.value}, and the command ends there.")
             value = queue.pop(0)
+            if value.partition("=")[0] in known:
+                raise ValueError(f"{option.name} wants {option.value}, got the option {value}.")
         if option.many:
             found.options[option.name] = [*found.values(option.name), value]
         else:

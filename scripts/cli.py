@@ -61,6 +61,11 @@ def failure(error: BaseException) -> Answer:
     if isinstance(error, ValueError):
         message = " ".join(str(error).split())
         return Answer({"status": "error", "message": message}, message, BAD_INPUT)
+    if isinstance(error, MemoryError):
+        from scripts.failure import out_of_memory
+
+        message = out_of_memory(" ".join(str(error).split()))
+        return Answer({"status": "error", "message": message}, message, BAD_INPUT)
     message = f"a bug in headway, {type(error).__name__}: {error} (HEADWAY_DEBUG=1 shows where)."
     return Answer({"status": "bug", "message": message}, message, BUG)
 
@@ -74,7 +79,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         # With --json, whatever a library prints must not reach standard output.
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            found = answer([*words, "--json"] if as_json and words else words)
+            found = answer([*words[:1], "--json", *words[1:]] if as_json and words else words)
     except (Exception, KeyboardInterrupt) as error:
         if os.environ.get("HEADWAY_DEBUG"):
             traceback.print_exc()

@@ -1,19 +1,18 @@
 """`headway collect DIR`: the runs below a folder in one table, as text, as JSON, as DIR/table.csv and as a page."""
 
-from pathlib import Path
-
 from scripts.answer import Answer
 from scripts.arguments import Arguments
 
 
 def run(arguments: Arguments) -> Answer:
     """Collect and write table.csv and sweep.html beside the runs."""
+    from sim.documents import user_path
     from sim.report.collect import collect, collect_csv, collect_text
     from sim.report.page.sweep import runs_with_page, sweep_page
 
     if len(arguments.words) != 1:
         raise ValueError(f"headway collect wants one folder, got {len(arguments.words)}.")
-    folder = Path(arguments.words[0])
+    folder = user_path(arguments.words[0], "headway collect")
     rows = collect(folder)
     path = folder / "table.csv"
     path.write_text(collect_csv(rows), encoding="utf-8")

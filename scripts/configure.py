@@ -38,12 +38,16 @@ def key_of(override: str) -> str:
 def request(arguments: Arguments) -> Request:
     """Read `--serve`, `--bench`, `--engine`, `--config-dir` and the overrides. `ValueError` for what cannot be read."""
     own = arguments.words
+    if arguments.value("--cfg") not in (None, "job"):
+        raise ValueError(f"--cfg wants job, got {arguments.value('--cfg')!r}.")
     serving, loading = arguments.value("--serve"), arguments.value("--bench")
     wanted = arguments.value("--engine")
     parts: list[Translation] = []
     if serving is not None:
         parts.append(serve(serving, wanted))
     elif wanted is not None:
+        if not wanted.strip():
+            raise ValueError("--engine wants NAME-VERSION, for example vllm-0.33.0, got nothing.")
         parts.append(Translation(choose_engine(wanted.replace("@", "-").partition("-")[0], wanted)))
     if loading is not None:
         parts.append(bench(loading, alone=serving is None))

@@ -2,16 +2,23 @@
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scripts.answer import Answer
 from scripts.arguments import Arguments
 from scripts.configure import Request, as_yaml, request
 
 
+if TYPE_CHECKING:
+    from sim.report.result import SimulationResult
+
+
 def run(arguments: Arguments) -> Answer:
     """Read the command line, simulate, write the results. `ValueError` for bad input, before anything is written."""
     asked = request(arguments)
     if arguments.switch("--multirun"):
+        if arguments.value("--cfg") is not None:
+            raise ValueError("--cfg job prints one configuration and -m runs several: leave one of them out.")
         from scripts.sweep import sweep
 
         return sweep(asked, show_progress=not arguments.switch("--json"))
@@ -56,8 +63,26 @@ def simulate_one(asked: Request, show_progress: bool) -> Answer:
         f"{result.model} on {result.gpus} x {result.device}, {result.engine_label}, workload {result.workload.name} "
         f"({len(result.workload)} requests)"
     )
-    lines = [head, "", text, "", *asked.remarks(), f"results: {folder}", f"page: {folder / 'report.html'}"]
+    lines = [head, "", text, "", *rejection(result), *asked.remarks(), f"results: {folder}", f"page: {folder / 'report.html'}"]
     return Answer(fields, "\n".join(lines))
+
+
+def rejection(result: "SimulationResult") -> list[str]:
+    """A line that says so, and why, where the engine took no request at all; none otherwise."""
+    from sim.report.result import REJECTED
+
+    requests = result.requests
+    if not len(requests) or (requests.status != REJECTED).any():
+        return []
+    tokens = requests.prompt_tokens + requests.output_tokens
+    longest = int(tokens.max())
+    blocks = -(-longest // result.block_size)
+    lines = [
+        f"all {len(requests)} requests were rejected: the longest has {longest:,} tokens ({blocks:,} KV blocks), "
+        f"the shortest {int(tokens.min()):,}; engine.max_model_len is {result.settings.get('max_model_len', 0):,} "
+        f"and {result.num_gpu_blocks:,} KV blocks exist"
+    ]
+    return [*lines, ""]
 
 
 def free_folder(folder: Path) -> Path:

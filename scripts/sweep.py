@@ -10,11 +10,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from conf.compose import prepare, searchpath
+from conf.compose import prepare, quoted, results_path, searchpath
 from conf.expand import SweepJob, expand
 from conf.files import as_typed
 from scripts.answer import Answer
-from scripts.configure import Request
+from scripts.configure import Request, key_of
 from scripts.failure import failure_status, reason_of
 from scripts.simulate import free_folder
 from scripts.wide_sweep import chosen_launcher, sweep_here
@@ -28,9 +28,11 @@ def sweep(asked: Request, show_progress: bool) -> Answer:
     """Run all jobs and collect them. Exit code 2 only if none of them ended well."""
     from sim.report.collect import collect, collect_csv, collect_text
     from sim.report.page.sweep import runs_with_page, sweep_page
+    from sim.report.results import check_writable
 
     overrides, folder = sweep_folder(asked.overrides)
     jobs = expand(overrides, asked.config_dirs)
+    check_writable(folder)
     if show_progress:
         print(f"headway: {len(jobs)} jobs, results in {folder}", file=sys.stderr)
     if chosen_launcher(overrides) or not sweep_here(jobs, folder, show_progress):
@@ -62,11 +64,12 @@ def sweep(asked: Request, show_progress: bool) -> Answer:
 
 def sweep_folder(overrides: list[str]) -> tuple[list[str], Path]:
     """The overrides without `results=`, and the folder of the sweep, which must be empty or new."""
-    given = [override.partition("=")[2] for override in overrides if override.lstrip("+").startswith("results=")]
-    rest = [override for override in overrides if not override.lstrip("+").startswith("results=")]
-    if not given or given[-1] in ("", "null"):
+    given = [override.partition("=")[2] for override in overrides if key_of(override) == "results"]
+    rest = [override for override in overrides if key_of(override) != "results"]
+    path = results_path(given[-1]) if given else None
+    if path is None:
         return rest, free_folder(Path("multirun") / time.strftime("%Y-%m-%d_%H-%M-%S"))
-    folder = Path(given[-1].strip("'\"")).expanduser()
+    folder = Path(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"results={folder} wants a new or an empty folder for a multirun; choose another.")
     return rest, folder
@@ -83,7 +86,7 @@ def launch(prepared: list[str], folder: Path, jobs: list[SweepJob], announce: bo
     global ANNOUNCE
     ANNOUNCE = announce
     before = sys.argv
-    sys.argv = ["headway", "--multirun", f"hydra.sweep.dir='{folder}'", *prepared]
+    sys.argv = ["headway", "--multirun", f"hydra.sweep.dir={quoted(str(folder))}", *prepared]
     try:
         hydra.main(version_base=None, config_path="pkg://conf", config_name="config")(run_job)()
     finally:

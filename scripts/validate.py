@@ -6,9 +6,8 @@ server's settings, and perhaps the model's `config.json`. The requests are sent 
 
 import dataclasses
 import hashlib
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,8 @@ from conf.files import by_hf_id, choices
 from scripts.answer import Answer
 from scripts.arguments import Arguments
 from scripts.configure import key_of
-from scripts.vllm_flags import choose_engine, engine_overrides
+from scripts.vllm_flags import choose_engine, engine_overrides, literal
+from sim.documents import mapping, read_mapping, user_path
 
 
 if TYPE_CHECKING:
@@ -30,15 +30,16 @@ def run(arguments: Arguments) -> Answer:
     given = {key_of(word): word.partition("=")[2] for word in arguments.words}
     if "run" not in given:
         raise ValueError("headway validate wants run=DIR, a folder with requests.jsonl and meta.json.")
-    folder = Path(given["run"]).expanduser()
+    folder = user_path(given["run"], "run")
     own = [word for word in arguments.words if key_of(word) not in ("run", "workload")]
     if not folder.is_dir():
         raise ValueError(f"run={folder}: there is no such folder.")
     from sim.report.compare import compare, comparison_json, comparison_text
     from sim.report.measured import read_recorded
+    from sim.report.result import REJECTED
 
     recorded = read_recorded(folder)
-    settings, remarks = recorded_settings(folder, recorded.meta)
+    settings, remarks = recorded_settings(folder, recorded.meta, {key_of(word) for word in own})
     kept = [override for override in settings if key_of(override) not in {key_of(word) for word in own}]
     conf = compose([*kept, *own], arguments.values("--config-dir"))
     workload, origin = recorded_workload(recorded, dataset_of(folder, recorded.meta, given.get("workload")))
@@ -53,32 +54,54 @@ def run(arguments: Arguments) -> Answer:
     fields = {"status": "ok", "run": str(folder), "overrides": [*kept, *own], **comparison_json(found)}
     fields |= {"model": result.model, "device": result.device, "engine_label": result.engine_label}
     fields["not_modelled"] = result.not_modelled
-    return Answer(fields, "\n".join([head, "", comparison_text(found), *not_modelled]))
+    served = (result.requests.status != REJECTED).any()
+    if not served:
+        fields |= {"status": "error", "message": "the predicted run rejected every request; see the notes."}
+    return Answer(fields, "\n".join([head, "", comparison_text(found), *not_modelled]), 0 if served else 2)
 
 
-def recorded_settings(folder: Path, meta: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Overrides that describe the recorded server, and remarks on what was guessed or left out."""
+def recorded_settings(
+    folder: Path, meta: dict[str, Any], said: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Overrides that describe the recorded server, and remarks on what was guessed or left out.
+
+    `said`: keys the user gives, whose recorded values need not be known here.
+    """
     overrides, remarks = [], []
-    overrides.append(f"model={recorded_model(folder, meta)}")
+    if "model" not in said:
+        overrides.append(f"model={literal(recorded_model(folder, meta))}")
     device = device_named_in(folder)
     if device:
         overrides.append(f"hardware={device}")
         remarks.append(f"the device, {device}, is taken from the folder's name; hardware=NAME changes it")
     else:
         remarks.append("the run names no device: the default is taken; hardware=NAME changes it")
-    if meta.get("vllm_version"):
-        overrides += choose_engine("vllm", str(meta["vllm_version"]))
-    translated = engine_overrides(meta.get("engine_kwargs", {}))
+    if meta.get("vllm_version") and "engine" not in said:
+        overrides += choose_engine("vllm", recorded_version(meta["vllm_version"]))
+    translated = engine_overrides(engine_arguments(meta))
     remarks += [f"not used: {flag} ({why})" for flag, why in translated.ignored]
     remarks += translated.notes
     return [*overrides, *translated.overrides], remarks
 
 
+def engine_arguments(meta: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the engine in meta.json; none where it names none."""
+    return mapping(meta.get("engine_kwargs") or {}, "meta.json: engine_kwargs")
+
+
+def recorded_version(given: object) -> str:
+    """The release a version string begins with: `0.11.1` of `0.11.1rc2.dev3+gabc`."""
+    found = re.match(r"v?(\d+(?:\.\d+){1,2})", given) if isinstance(given, str) else None
+    if not found:
+        raise ValueError(f"meta.json: vllm_version wants a version such as 0.19.0, got {given!r:.60}.")
+    return found[1]
+
+
 def recorded_model(folder: Path, meta: dict[str, Any]) -> str:
     """The catalogue's name of the model in meta.json, else the config.json of a model in the folder."""
-    hf_id = meta.get("model") or meta.get("engine_kwargs", {}).get("model")
+    hf_id = meta.get("model") or engine_arguments(meta).get("model")
     config = folder / "config.json"
-    if config.is_file() and "model_type" in json.loads(config.read_text(encoding="utf-8")):
+    if config.is_file() and "model_type" in read_mapping(config):
         return str(config)
     if hf_id is None:
         raise ValueError(f"{folder} names no model in meta.json and holds no config.json of one; add model=NAME.")
@@ -98,7 +121,7 @@ def device_named_in(folder: Path) -> str | None:
 def dataset_of(folder: Path, meta: dict[str, Any], given: str | None) -> Path | None:
     """The file the recorded run was driven with: the one given, else the one of the right hash near the run."""
     if given is not None:
-        path = Path(given).expanduser()
+        path = user_path(given, "workload")
         if not path.is_file():
             raise ValueError(f"workload={given}: there is no such file.")
         return path

@@ -5,6 +5,7 @@ A wide job's folder has its configuration and summary; its tables and page come 
 """
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,29 +34,50 @@ def sweep_here(jobs: list[SweepJob], folder: Path, show_progress: bool) -> bool:
 
     built: dict[int, Job] = {}
     failed: dict[int, Exception] = {}
+    wide: list[int] = []
     for number, job in enumerate(jobs):
         try:
             built[number] = api.build(job.conf)
-        except (ValueError, OSError) as error:
+            if not api.why_exact(built[number]):
+                wide.append(number)
+        except Exception as error:
+            built.pop(number, None)
             failed[number] = error
-    wide = [number for number, job in built.items() if not api.why_exact(job)]
     if len(wide) < ENOUGH:
         return False
-    for number, why in failed.items():
+    ended: set[int] = set()
+
+    def fail(number: int, why: Exception) -> None:
         conf = dataclasses.asdict(jobs[number].conf)
         write_failure(folder / str(number), failure_status(why), reason_of(why), conf, jobs[number].swept)
+        ended.add(number)
 
     def consume(index: int, result: "SimulationResult") -> None:
-        job = jobs[wide[index]]
-        write_summary(result, folder / str(wide[index]), job.swept, job.conf.percentiles)
+        number = wide[index]
+        job = jobs[number]
+        try:
+            write_summary(result, folder / str(number), job.swept, job.conf.percentiles)
+            ended.add(number)
+        except Exception as why:
+            fail(number, why)
 
-    exact = [number for number in built if number not in set(wide)]
-    with progress(len(built), "jobs", show_progress) as report:
-        left = api.sweep([built[number] for number in wide], consume, report)
-        exact += [wide[index] for index in left]
-        for done, number in enumerate(exact, len(built) - len(exact)):
-            result = api.run(built[number])
-            write_results(result, folder / str(number), jobs[number].swept, jobs[number].conf.percentiles)
+    for number, why in failed.items():
+        fail(number, why)
+    with progress(len(jobs), "jobs", show_progress) as report:
+        # What one job makes the engine raise must not end the others: those that have no result yet run one by one.
+        try:
+            api.sweep([built[number] for number in wide], consume, report)
+        except Exception as why:
+            print(f"headway: the wide engine stopped ({reason_of(why)}); its jobs run one by one", file=sys.stderr)
+        for number, job in built.items():
+            if number in ended:
+                continue
+            try:
+                result = api.run(job)
+                write_results(result, folder / str(number), jobs[number].swept, jobs[number].conf.percentiles)
+                ended.add(number)
+            except Exception as why:
+                fail(number, why)
             if report is not None:
-                report(done + 1)
+                report(len(ended))
     return True

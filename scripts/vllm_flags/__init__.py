@@ -6,4 +6,4 @@ from scripts.vllm_flags.serve import (
     engine_overrides as engine_overrides,
     serve as serve,
 )
-from scripts.vllm_flags.translation import Translation as Translation
+from scripts.vllm_flags.translation import Translation as Translation, literal as literal

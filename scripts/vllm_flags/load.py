@@ -1,12 +1,12 @@
 """A load generator's command line: `vllm bench serve`, with its own defaults."""
 
 import re
-from pathlib import Path
 
 from conf.mistakes import did_you_mean, nearest
 from scripts.vllm_flags.parser import Given, parse_flags, words_of
 from scripts.vllm_flags.serve import BENCH, SERVE, model_rule, program_of
 from scripts.vllm_flags.translation import Rule, Translation, apply, table
+from sim.documents import user_path
 
 
 DEFAULTS = {"num-prompts": 1000, "request-rate": float("inf"), "dataset-name": "random"}
@@ -20,9 +20,13 @@ def bench(command: str, alone: bool = False) -> Translation:
     """
     words = words_of(command)
     if words and not words[0].startswith("-"):
-        program, words = program_of(words)
+        wrong = f"--bench wants the flags of `vllm bench serve`, --request-rate 10 ..., got {words[0]!r}"
+        try:
+            program, words = program_of(words)
+        except ValueError:
+            raise ValueError(f"{wrong}.") from None
         if program != BENCH:
-            raise ValueError("--bench wants the flags of `vllm bench serve`; give the server's command as --serve.")
+            raise ValueError(f"{wrong}; give the server's command as --serve.")
     names, shorts = table(BENCH)
     given = parse_flags(words, names, shorts, BENCH, {SERVE: table(SERVE)[0]})
     if given.words:
@@ -72,7 +76,7 @@ def dataset_rule(given: Given, out: Translation) -> None:
             f"{BENCH}: --dataset-name {name} is not available here{did_you_mean(nearest(name, DATASETS))} "
             f"Known are {', '.join(DATASETS)}; any trace of lengths works as workload=PATH."
         )
-    if name in ("burstgpt", "timed_trace") or (name == "sharegpt" and path and Path(path).expanduser().exists()):
+    if name in ("burstgpt", "timed_trace") or (name == "sharegpt" and path and user_path(path, "--dataset-path").exists()):
         if not path:
             raise ValueError(f"{BENCH}: --dataset-name {name} wants --dataset-path.")
         out.set("workload", path)
@@ -115,7 +119,11 @@ def goodput_rule(given: Given, out: Translation) -> None:
 
 def percentiles_rule(given: Given, out: Translation) -> None:
     """`25,50,75`."""
-    out.set("percentiles", [float(part) for part in re.findall(r"[\d.]+", given.flags["metric-percentiles"])])
+    text = given.flags["metric-percentiles"]
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"\d+(\.\d*)?", part) and float(part) <= 100 for part in parts):
+        raise ValueError(f"{BENCH}: --metric-percentiles wants numbers from 0 to 100, 25,50,99, got {text!r}.")
+    out.set("percentiles", [float(part) for part in parts])
 
 
 RULES: dict[str, Rule] = {

@@ -13,6 +13,16 @@ BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
+WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "json": "JSON with keys",
+    "flag": "true or false",
+    "text": "text",
+    "list": "a list",
+}
+
+
 @dataclass(frozen=True)
 class Flag:
     """One flag of a program and what it means here; the fields are those of `flags.yaml`."""
@@ -57,7 +67,6 @@ def human_int(text: str) -> int:
 
 def convert(flag: Flag, text: str, program: str) -> Any:
     """The value of a flag from its text; `ValueError` says what was wanted."""
-    wanted = {"int": "a whole number", "float": "a number", "json": "JSON", "flag": "true or false"}
     try:
         if flag.kind == "int":
             return "auto" if text == "auto" and flag.special == "max_model_len" else human_int(text)
@@ -67,11 +76,12 @@ def convert(flag: Flag, text: str, program: str) -> Any:
             return {"true": True, "false": False}[text.lower()]
         if flag.kind == "json":
             found = json.loads(text)
-            if not isinstance(found, dict) and flag.special != "compilation":
+            level = flag.special == "compilation" and isinstance(found, int) and not isinstance(found, bool)
+            if not isinstance(found, dict) and not level:
                 raise ValueError(text)
             return found
-    except (ValueError, KeyError):
-        raise ValueError(f"{program}: --{flag.name} wants {wanted[flag.kind]}, got {text!r}.") from None
+    except (ValueError, KeyError, OverflowError, RecursionError):
+        raise ValueError(f"{program}: --{flag.name} wants {WANTED[flag.kind]}, got {text!r:.80}.") from None
     return text
 
 
@@ -79,14 +89,16 @@ def dotted(value: str) -> Any:
     """The value of `--json.key value`: JSON if it is, else text."""
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 
 def merge(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set `values[path[0]][path[1]]...`."""
+    """Set `values[path[0]][path[1]]...`; `ValueError` where one of them has a single value already."""
     for part in path[:-1]:
         values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise ValueError(f"{'.'.join(path)} wants {part} to hold keys, and it was given a value.")
     values[path[-1]] = value
 
 
@@ -143,7 +155,10 @@ def parse_flags(
             items = [value] if equals else []
             while not equals and queue and not re.match(r"--?[A-Za-z]", queue[0]):
                 items.append(queue.pop(0))
-            given.flags[flag.name] = [dotted(item) for item in " ".join(items).replace(",", " ").split()]
+            values = [dotted(item) for item in " ".join(items).replace(",", " ").split()]
+            if not values and (flag.key or flag.special):
+                raise ValueError(f"{program}: {option} wants one value or more, got none.")
+            given.flags[flag.name] = values
             continue
         if not equals:
             if not queue:
@@ -152,7 +167,9 @@ def parse_flags(
         if path:
             if flag.kind != "json":
                 raise ValueError(f"{program}: --{flag.name} takes one value, got {option}.")
-            merge(given.flags.setdefault(flag.name, {}), path.split("."), dotted(value))
+            if not isinstance(given.flags.setdefault(flag.name, {}), dict):
+                raise ValueError(f"{program}: {option} wants --{flag.name} to hold keys, and it was given a value.")
+            merge(given.flags[flag.name], path.split("."), dotted(value))
         else:
             given.flags[flag.name] = convert(flag, value, program)
     return given

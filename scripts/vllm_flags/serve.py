@@ -7,8 +7,9 @@ from typing import Any
 
 from conf.files import by_hf_id, choices, hub_names, looks_like_file
 from conf.mistakes import did_you_mean, nearest
-from scripts.vllm_flags.parser import Given, parse_flags, words_of
+from scripts.vllm_flags.parser import WANTED, Flag, Given, convert, parse_flags, words_of
 from scripts.vllm_flags.translation import Rule, Translation, apply, literal, table
+from sim.documents import user_path
 
 
 SERVE, BENCH, SGLANG, TRTLLM = "vllm serve", "vllm bench serve", "sglang serve", "trtllm-serve"
@@ -107,27 +108,53 @@ def engine_overrides(arguments: Mapping[str, Any]) -> Translation:
         if value is None or name == "model":
             continue
         if name in names:
-            given.flags[names[name].name] = value
+            given.flags[names[name].name] = of_kind(names[name], argument, value)
         else:
             out.ignored.append((argument, "not a setting known here"))
     apply(given, SERVE, RULES, out)
     return out
 
 
+PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "text": (str, int, float),
+    "flag": (bool,),
+    "json": (dict,),
+    "list": (list,),
+}
+
+
+def of_kind(flag: Flag, argument: str, value: Any) -> Any:
+    """The value of an engine's argument, text converted as on the command line; `ValueError` for one of another kind."""
+    if isinstance(value, str) and flag.kind not in ("text", "list"):
+        return convert(flag, value, "engine_kwargs")
+    kinds = PYTHON_TYPES[flag.kind] + ((int,) if flag.special == "compilation" else ())
+    if not isinstance(value, kinds) or (isinstance(value, bool) and flag.kind != "flag"):
+        raise ValueError(f"engine_kwargs: {argument} wants {WANTED[flag.kind]}, got {value!r:.60}.")
+    return value
+
+
 def model_rule(given: Given, out: Translation) -> None:
     """The catalogue's name of a HuggingFace id, or a local folder or file."""
     model = given.flags.get("model") or given.flags["model-path"]
-    path = Path(model).expanduser()
-    local = path.exists() or (looks_like_file(model) and not re.fullmatch(r"[\w.-]+/[\w.-]+", model))
+    local = user_path(model, "the model").exists() or (looks_like_file(model) and not re.fullmatch(r"[\w.-]+/[\w.-]+", model))
     name = model if local else by_hf_id(model)
     out.set("model", name)
     if not local and hub_names().get(model.lower()) != name:
         out.notes.append(f"{model} is taken to have the shape of the catalogue's {name}")
 
 
+def first(given: Given, *names: str) -> tuple[str, Any]:
+    """Name and value of the flag that was given of those that mean the same in different programs."""
+    return next((name, given.flags[name]) for name in names if name in given.flags)
+
+
 def data_parallel_rule(given: Given, out: Translation) -> None:
     """Ranks become replicas."""
-    size = given.flags.get("data-parallel-size") or given.flags.get("dp-size")
+    name, size = first(given, "data-parallel-size", "dp-size")
+    if size < 1:
+        raise ValueError(f"--{name} wants a whole number above 0, got {size}.")
     out.set("deployment.replicas", size)
     if size != 1:
         out.notes.append(
@@ -154,7 +181,7 @@ def hf_overrides_rule(given: Given, out: Translation) -> None:
 
 def max_model_len_rule(given: Given, out: Translation) -> None:
     """A length, or -1, the longest that fits, for `auto`."""
-    value = given.flags.get("max-model-len") or given.flags.get("context-length") or given.flags.get("max-seq-len")
+    _, value = first(given, "max-model-len", "context-length", "max-seq-len")
     out.set("engine.max_model_len", -1 if value == "auto" else value)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from sim.deployment.check import check_deployment
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineConf, EngineSettings
 from sim.deployment.formats import format_of
@@ -48,10 +49,7 @@ def compile_plan(
 
 
 def _check_shape(model: ModelSpec, device: DeviceConf, deployment: DeploymentConf) -> None:
-    for key in ("replicas", "tensor_parallel", "pipeline_parallel"):
-        value = getattr(deployment, key)
-        if value < 1:
-            raise ValueError(f"deployment.{key} must be at least 1, got {value}.")
+    check_deployment(deployment, device)
     if deployment.pipeline_parallel > 1:
         raise ValueError(
             "pipeline stages cannot be simulated yet, got deployment.pipeline_parallel="
@@ -96,9 +94,10 @@ def _assumptions(
     if deployment.tensor_parallel > 1:
         found = collective_constants(device, "all_reduce", deployment.tensor_parallel, library(settings.name))
         yield "all-reduce", "estimated" if found.estimated else "measured constants", found.source
-    if settings.batches_in_flight == 1 and settings.profile.sync_step_s:
+    if settings.profile.sync_step_s:
         why = settings.profile.sources.get("sync_step_s", "engine profile")
-        yield "host time between steps", f"{1e3 * settings.profile.sync_step_s:.1f} ms", why
+        hidden = " at least, hidden behind the step before" if settings.batches_in_flight > 1 else ""
+        yield "host time per step", f"{1e3 * settings.profile.sync_step_s:.1f} ms{hidden}", why
     for key in LIMITS:
         yield key, f"{getattr(settings, key):g}", settings.origin.get(key, "engine configuration")
     for note in settings.notes:

@@ -1,8 +1,9 @@
 """CUDA graphs: which token counts are captured, and how many tokens a step then runs with.
 
-A captured size is a number of tokens. A step is padded up to the next captured size; above the largest
-it runs eager, unpadded. Two kinds of graph exist: *piecewise* (attention stays outside, sees real tokens) and
-*full* (one graph for the whole forward pass, only for batches where every row decodes).
+A captured size is a number of tokens. A step that runs in a graph is padded up to the next captured size; above the
+largest, or where its mode has no graph for it, it runs eager, unpadded. Two kinds of graph exist: *piecewise*
+(attention stays outside, sees real tokens) and *full* (one graph for the whole forward pass, only for batches where
+every row decodes).
 """
 
 from bisect import bisect_left
@@ -33,15 +34,15 @@ def capture_sizes(
     """
     if rule not in _RULES:
         raise ValueError(
-            f"the graph list rule must be one of {', '.join(_RULES)}, got {rule!r}: change profile.graph_list"
+            f"the graph list rule must be one of {', '.join(_RULES)}, got {rule!r}: change engine.profile.graph_list"
         )
     for key, values in (("cudagraph_capture_sizes", sizes), ("cuda_graph_sizes", old_sizes)):
         if values is not None and (len(values) == 0 or min(values) < 1):
-            raise ValueError(f"captured sizes must be positive token counts, got {list(values)}: change {key}")
+            raise ValueError(f"captured sizes must be positive token counts, got {list(values)}: change engine.{key}")
     if max_size is not None and max_size < 1:
         raise ValueError(
             f"the largest captured size must be a positive token count, got {max_size}: "
-            "change max_cudagraph_capture_size, or set enforce_eager=true"
+            "change engine.max_cudagraph_capture_size, or set engine.enforce_eager=true"
         )
     return tuple(
         sorted(set(_RULES[rule](max_num_seqs, max_num_batched_tokens, query_len, top, sizes, max_size, old_sizes)))
@@ -132,3 +133,13 @@ def graph_mode_of(mode: str, tokens: int, all_decode: bool, sizes: Sequence[int]
     if mode == "FULL" or (all_decode and mode in ("FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")):
         return FULL
     return EAGER if mode == "FULL_DECODE_ONLY" else PIECEWISE
+
+
+def runs_as(mode: str, tokens: int, all_decode: bool, sizes: Sequence[int]) -> tuple[int, int]:
+    """`(padded tokens, graph)` of a step: what the token-wise operators see, and 0 eager, 1 piecewise, 2 full.
+
+    Every engine follows this rule. A step that runs eager is not padded, even where a size is captured for it: under
+    `FULL_DECODE_ONLY` a batch with a prefill runs with its own tokens.
+    """
+    graph = graph_mode_of(mode, tokens, all_decode, sizes)
+    return (tokens if graph == EAGER else padded(tokens, sizes)), graph

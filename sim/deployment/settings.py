@@ -3,17 +3,18 @@
 import math
 import re
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from importlib import resources
 from typing import Any
 
 import yaml
 
+from sim.deployment.check import check_conf, check_deployment, check_limits, check_profile, check_utilization
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.defaults import default_limits, limit_tier, static_fraction
 from sim.deployment.engine import EngineConf, EngineProfile, EngineSettings, LimitTier
-from sim.deployment.graphs import MODES, capture_sizes
+from sim.deployment.graphs import capture_sizes
 from sim.hardware.spec import DeviceConf
 from sim.model.attention import MLA
 from sim.model.quantisation import KV_DTYPE_NAMES
@@ -87,13 +88,15 @@ def resolve_engine(
     """Fill every value of `conf` by the rules of its engine version; `origin` says where each came from.
 
     If `conf.profile` is not that of the version (or none is loaded), the nearest earlier shipped profile is taken,
-    with a note. ValueError, one sentence each: a parallel shape that does not divide the model; unknown engine, usage,
-    KV type or graph mode; limits, lengths, block size or fractions out of range.
+    with a note. ValueError, one sentence each: a parallel shape that does not divide the model or that no link joins;
+    unknown engine, usage, KV type or graph mode; a scheduler or profile of another engine; limits, lengths, block size,
+    fractions or facts of the profile out of range.
     """
+    check_deployment(deployment, device)
+    check_conf(conf)
     tensor, pipeline = deployment.tensor_parallel, deployment.pipeline_parallel
     model.check(tensor, pipeline, tensor if deployment.expert_parallel else 1)
-    found = load_engine(conf.name, conf.version).profile
-    profile = conf.profile if conf.profile.version == found.version else found
+    profile = _profile(conf)
     exact = version_key(profile.version) == version_key(conf.version)
     label = f"{conf.name} {profile.version}"
     notes = []
@@ -123,7 +126,7 @@ def resolve_engine(
     choose("max_num_batched_tokens", conf.max_num_batched_tokens, tokens, why)
     choose("max_num_seqs", conf.max_num_seqs, seqs, why)
     chunked = choose("chunked_prefill", conf.enable_chunked_prefill, True)
-    _check_limits(conf, profile, tokens, seqs, length, chunked)
+    check_limits(conf, profile, tokens, seqs, length, chunked)
     top = _graph_top(profile, device, deployment)
     fraction = profile.default_gpu_memory_utilization or static_fraction(
         device.memory_bytes / MIB,
@@ -133,9 +136,10 @@ def resolve_engine(
         any(layer.mixer.cache(1, 2.0).kind == "mla" for layer in model.layers),
     )
     utilization = choose("gpu_memory_utilization", conf.gpu_memory_utilization, fraction)
-    _check_memory(conf, utilization)
+    check_utilization(conf, utilization, device)
     asynchronous = choose("async_scheduling", conf.async_scheduling, profile.async_by_default)
     mode, sizes = _graphs(conf, profile, top, tokens, seqs)
+    notes += _dropped(conf, mode, sizes, tokens)
     for key, given in (("graph_mode", conf.cudagraph_mode), ("graph_sizes", conf.cudagraph_capture_sizes)):
         origin[key] = "user" if given is not None or conf.enforce_eager else f"{label} default"
     if conf.max_cudagraph_capture_size is not None or conf.cuda_graph_sizes is not None:
@@ -169,6 +173,54 @@ def resolve_engine(
     )
 
 
+def _profile(conf: EngineConf) -> EngineProfile:
+    """The facts to use: the configuration's own if they are of its version, else those shipped for the version.
+
+    ValueError where the configuration mixes engines, or where facts that the user changed would not be used.
+    """
+    base = load_engine(conf.name, conf.version)
+    shipped, own = base.profile, conf.profile
+    choose = f"choose engine={conf.name}-{shipped.version}"
+    loaded = own != EngineProfile()
+    other = next((name for name in _engines() if name != conf.name and _engines()[name] == conf.scheduler), None)
+    if other:
+        raise ValueError(
+            f"engine.name={conf.name} does not go with engine.scheduler={conf.scheduler}, the scheduler of {other}: "
+            f"{choose}"
+        )
+    if not loaded:
+        return shipped
+    if own.memory_rule != shipped.memory_rule:
+        raise ValueError(
+            f"engine.name={conf.name} goes with the memory rule {shipped.memory_rule}, "
+            f"got engine.profile.memory_rule={own.memory_rule}: {choose}"
+        )
+    known = [stem.partition("-")[2] for stem in engine_names() if stem.partition("-")[0] == conf.name]
+    theirs = own.version.strip()
+    if not theirs or theirs not in (*known, str(conf.version)):
+        raise ValueError(
+            f"engine.profile.version must be the engine.version ({conf.version}) or one of {', '.join(known)}, "
+            f"got {own.version!r}: {choose}"
+        )
+    if theirs in (shipped.version, str(conf.version)):
+        check_profile(own, shipped)
+        return own
+    before = load_engine(conf.name, theirs).profile
+    changed = [field.name for field in fields(own) if getattr(own, field.name) != getattr(before, field.name)]
+    if changed:
+        raise ValueError(
+            f"engine.profile.{changed[0]} was changed in the profile of {theirs}, but engine.version={conf.version} "
+            f"takes that of {shipped.version}: {choose}"
+        )
+    return shipped
+
+
+@cache
+def _engines() -> dict[str, str]:
+    """Engines by name, and the scheduler of each."""
+    return {stem.partition("-")[0]: _fields(stem)["scheduler"] for stem in engine_names()}
+
+
 def _length(conf: EngineConf, model: ModelSpec) -> int:
     if conf.max_model_len is None:
         return model.max_model_len
@@ -178,45 +230,6 @@ def _length(conf: EngineConf, model: ModelSpec) -> int:
             f"longest that fits, got {conf.max_model_len:,}: change engine.max_model_len"
         )
     return conf.max_model_len
-
-
-def _check_limits(conf: EngineConf, profile: EngineProfile, tokens: int, seqs: int, length: int, chunked: bool) -> None:
-    for key, value in (
-        ("max_num_batched_tokens", conf.max_num_batched_tokens),
-        ("max_num_seqs", conf.max_num_seqs),
-    ):
-        if value is not None and value < 1:
-            raise ValueError(f"{key} must be at least 1, got {value}: change engine.{key}")
-    if profile.memory_rule == "vllm" and tokens < seqs:
-        raise ValueError(
-            f"max_num_batched_tokens ({tokens:,}) must be at least max_num_seqs ({seqs:,}): "
-            "raise engine.max_num_batched_tokens or lower engine.max_num_seqs"
-        )
-    if not chunked and tokens < length:
-        raise ValueError(
-            f"without chunked prefill max_num_batched_tokens ({tokens:,}) must be at least max_model_len ({length:,}): "
-            "raise engine.max_num_batched_tokens, lower engine.max_model_len or set engine.enable_chunked_prefill=true"
-        )
-
-
-def _check_memory(conf: EngineConf, utilization: float) -> None:
-    if not 0 < utilization <= 1:
-        raise ValueError(
-            f"gpu_memory_utilization must be above 0 and at most 1, got {utilization}: "
-            "change engine.gpu_memory_utilization"
-        )
-    allowed = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    if conf.block_size not in allowed:
-        raise ValueError(
-            f"block_size must be one of {', '.join(map(str, allowed))} tokens, got {conf.block_size}: "
-            "change engine.block_size"
-        )
-    for key, value in (
-        ("kv_cache_memory_bytes", conf.kv_cache_memory_bytes),
-        ("num_gpu_blocks_override", conf.num_gpu_blocks_override),
-    ):
-        if value is not None and not value > 0:
-            raise ValueError(f"{key} must be positive, got {value}: change engine.{key}")
 
 
 def _kv_bytes(dtype: str, model: ModelSpec) -> float:
@@ -265,10 +278,6 @@ def _graph_top(profile: EngineProfile, device: DeviceConf, deployment: Deploymen
 
 def _graphs(conf: EngineConf, profile: EngineProfile, top: int, tokens: int, seqs: int) -> tuple[str, tuple[int, ...]]:
     mode = "NONE" if conf.enforce_eager else conf.cudagraph_mode or profile.graph_mode
-    if mode not in MODES:
-        raise ValueError(
-            f"cudagraph_mode must be one of {', '.join(MODES)}, got {mode!r}: change engine.cudagraph_mode"
-        )
     if mode == "NONE":
         return mode, ()
     if conf.cuda_graph_sizes is not None and profile.graph_list != "0.10.2":
@@ -286,3 +295,24 @@ def _graphs(conf: EngineConf, profile: EngineProfile, top: int, tokens: int, seq
         old_sizes=conf.cuda_graph_sizes,
     )
     return (mode, sizes) if sizes else ("NONE", ())
+
+
+def _dropped(conf: EngineConf, mode: str, sizes: tuple[int, ...], tokens: int) -> list[str]:
+    """Notes on captured sizes that were asked for and are not captured."""
+    if conf.cudagraph_capture_sizes is not None:
+        key, asked = "engine.cudagraph_capture_sizes", set(conf.cudagraph_capture_sizes)
+    elif conf.cuda_graph_sizes is not None:
+        key, asked = "engine.cuda_graph_sizes", set(conf.cuda_graph_sizes)
+    elif conf.max_cudagraph_capture_size is not None:
+        key, asked = "engine.max_cudagraph_capture_size", {conf.max_cudagraph_capture_size}
+    else:
+        return []
+    if conf.enforce_eager or conf.cudagraph_mode == "NONE":
+        return [f"{key} has no effect: CUDA graphs are off"]
+    above = sorted(size for size in asked if size > tokens and size not in sizes)
+    if not sizes:
+        return [f"nothing of {key} is captured (max_num_batched_tokens is {tokens:,}): every step runs eager"]
+    if not above:
+        return []
+    most = f"{', '.join(f'{size:,}' for size in above[:3])}{', ...' if len(above) > 3 else ''}"
+    return [f"{most} of {key} exceeds max_num_batched_tokens ({tokens:,}): captured are sizes up to {sizes[-1]:,}"]

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sim.hardware.spec import DTYPES, TOPOLOGIES, DeviceConf, LinkConf
+from sim.hardware.collectives import family_names
+from sim.hardware.plausible import why_implausible
+from sim.hardware.spec import DTYPES, LINK_KINDS, TOPOLOGIES, DeviceConf, LinkConf
 
 
 LINKS = ("scale_up", "pcie", "nic")
@@ -32,7 +34,7 @@ def device_from(content: Mapping[str, Any], origin: str) -> DeviceConf:
     - `origin`: name or path for the messages.
 
     **Raises:** `ValueError` with one sentence that names the key: unknown key or dtype, missing number,
-    text for a number, NaN, a negative rate, an efficiency outside (0, 1], an impossible link.
+    text for a number, NaN, a number outside its range (`sim.hardware.plausible`), an impossible or unknown link.
     """
     where = f"Device {origin}"
     kinds = {field.name: field.type for field in dataclasses.fields(DeviceConf)}
@@ -63,8 +65,11 @@ def device_from(content: Mapping[str, Any], origin: str) -> DeviceConf:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """` (did you mean X?)` as a clause: names that begin with the word, else the nearest; nothing if none is near."""
-    names = list(known)
-    close = [name for name in names if word and name.startswith(word)] or difflib.get_close_matches(word, names, n=1)
+    names, lower = list(known), word.lower()
+    close = [name for name in names if word and name.lower().startswith(lower)]
+    if not close:
+        by_lower = {name.lower(): name for name in names}
+        close = [by_lower[name] for name in difflib.get_close_matches(lower, by_lower, n=1)]
     return f" (did you mean {' or '.join(close[:3])}?)" if close else ""
 
 
@@ -125,28 +130,38 @@ def _mapping(value: Any, where: str, key: str) -> Mapping[str, Any]:
 
 
 def _number(value: Any, where: str, key: str) -> float | int:
-    wanted = "a whole number" if key.split(".")[-1] in COUNTS else f"a number in {_unit(key)}"
+    wanted = "a whole number" if _counts(key) else f"a number in {_unit(key)}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{where}: {key} must be {wanted}, got {value!r}; correct {key}.")
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"{where}: {key} must be {wanted}, not negative and finite, got {value}; correct {key}.")
-    if key.split(".")[-1] in COUNTS:
+    if _counts(key):
         if value != int(value):
             raise ValueError(f"{where}: {key} must be a whole number, got {value}; correct {key}.")
         return int(value)
     return float(value)
 
 
+def _counts(key: str) -> bool:
+    return key.split(".")[-1] in COUNTS
+
+
 def _unit(key: str) -> str:
     units = {
-        "_bytes_per_s": "bytes per second",
+        "bytes_per_s": "bytes per second",
         "flops_per_s": "FLOP per second",
         "bytes": "bytes",
         "usd_per_hour": "USD per hour",
         "_w": "watts",
         "_s": "seconds",
     }
-    return next((unit for suffix, unit in units.items() if key.split(".")[0].endswith(suffix)), "SI units")
+    return next((unit for suffix, unit in units.items() if _measured(key).endswith(suffix)), "SI units")
+
+
+def _measured(key: str) -> str:
+    """The part of a dotted key that names the unit: before a dtype, after a link."""
+    head, _, tail = key.partition(".")
+    return tail if head in LINKS else head
 
 
 def _by_dtype(value: Any, where: str, key: str) -> dict[str, float]:
@@ -168,6 +183,11 @@ def _link(value: Any, where: str, key: str) -> LinkConf:
         for name, entry in entries.items()
     }
     link = LinkConf(**values)  # type: ignore[arg-type]
+    if link.kind not in LINK_KINDS:
+        raise ValueError(
+            f"{where}: {key}.kind must be one of {', '.join(LINK_KINDS)}, got {link.kind}"
+            f"{nearest(link.kind, LINK_KINDS)}; correct {key}.kind."
+        )
     if link.topology not in TOPOLOGIES:
         raise ValueError(
             f"{where}: {key}.topology must be one of {', '.join(TOPOLOGIES)}, got {link.topology}; "
@@ -181,13 +201,18 @@ def _link(value: Any, where: str, key: str) -> LinkConf:
 
 
 def _check(device: DeviceConf, where: str) -> None:
-    positive = ("memory_bytes", "memory_bytes_per_s", "compute_units", "devices_per_node", "kernel_floor_s")
     for key, value in numbers(device).items():
-        head = key.split(".")[0]
-        if (head in positive or head == "peak_flops_per_s") and value == 0:
-            raise ValueError(f"{where}: {key} must be positive, got 0; correct {key}.")
-        if head.endswith("_efficiency") and not 0 < value <= 1:
-            raise ValueError(f"{where}: {key} must be a share in (0, 1], got {value:g}; correct {key}.")
+        wanted = why_implausible(key, value)
+        if wanted:
+            unit = (
+                "a share" if "efficiency" in key else "a whole number" if _counts(key) else f"a number in {_unit(key)}"
+            )
+            raise ValueError(f"{where}: {key} must be {unit} {wanted}, got {value:g}; correct {key}.")
+    if device.collectives and device.collectives not in family_names():
+        raise ValueError(
+            f"{where}: collectives must be one of {', '.join(family_names())} or empty, got {device.collectives}"
+            f"{nearest(device.collectives, family_names())}; correct collectives."
+        )
     for dtype in device.matmul_efficiency:
         if dtype not in device.peak_flops_per_s:
             raise ValueError(

@@ -59,7 +59,7 @@ def collective_constants(device: DeviceConf, op: str, group: int, library: str =
     - `group`: ranks; 1 costs nothing.
     - `library`: one of `LIBRARIES`.
 
-    **Raises:** `ValueError` for an unknown operation, library, family, or a group below 1.
+    **Raises:** `ValueError` for an unknown operation, library, family, a group below 1 or one that no link joins.
     """
     if op not in OPERATIONS or library not in LIBRARIES or group < 1:
         raise ValueError(
@@ -69,6 +69,7 @@ def collective_constants(device: DeviceConf, op: str, group: int, library: str =
     if group == 1:
         return CollectiveConstants((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), 0.0, "one rank: nothing to move", False)
     node = Node(device)
+    node.check_link(group, "the size of the group")
     nodes = node.nodes_for(group)
     if nodes == 1:
         return _inside(device, op, group, node.link_for(group), library)
@@ -143,11 +144,6 @@ def _across(device: DeviceConf, op: str, group: int, node: Node, nodes: int) -> 
     hops = [max(hop, device.nic.latency_s) for hop in network["hop_s"]]
     rate = network["efficiency"] * device.nic.bytes_per_s
     factor = algorithm_factor(op, group)
-    if rate == 0:
-        raise ValueError(
-            f"{op} of {group} ranks spans {nodes} nodes of {device.name}, which has no network link; "
-            "set nic in its device file or use a smaller group."
-        )
     link = f"{device.nic.kind} {device.nic.bytes_per_s / 1e9:g} GB/s per device"
     note = f"estimated across {nodes} nodes: {link}; {network['source']}"
     if op == "send_recv":
@@ -168,6 +164,11 @@ def _across(device: DeviceConf, op: str, group: int, node: Node, nodes: int) -> 
     )
     source = f"{inside.source}; {note}" if local > 1 else note
     return CollectiveConstants(a_s, bandwidths, factor, source, True)
+
+
+def family_names() -> tuple[str, ...]:
+    """The measured families that a device's `collectives` may name."""
+    return tuple(_links()["families"])
 
 
 def _family(device: DeviceConf, link: LinkConf) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ class Node:
     def domain(self) -> float:
         """Devices that share the scale-up link; 1 without one, infinite without a limit."""
         link = self.device.scale_up
-        if link.kind == "none" or link.bytes_per_s == 0:
+        if not link.exists:
             return 1
         return link.max_group or math.inf
 
@@ -53,6 +53,22 @@ class Node:
         if group_size == 1:
             return LinkConf()
         return self.link_between(0, group_size - 1)
+
+    def check_link(self, group_size: int, key: str = "deployment.tensor_parallel") -> None:
+        """Raise `ValueError`, which names the link to give and the `key` to lower, if the group has no link."""
+        if group_size == 1 or self.link_for(group_size).exists:
+            return
+        name, island = self.device.name, self.island
+        if group_size > island:
+            within, link = f"more than the {island:g} of one node or scale-up domain, and no network joins them", "nic"
+        else:
+            shared = f", whose scale-up link joins {self.domain}," if self.domain > 1 else ""
+            within, link = f"and the devices of a node{shared} have no link that joins so many", "pcie"
+        widen = "" if link == "nic" else " (or scale_up, with max_group)"
+        raise ValueError(
+            f"{group_size} ranks of {name} have to talk, {within}: "
+            f"give hardware.{link}.kind and hardware.{link}.bytes_per_s{widen}, or lower {key}."
+        )
 
     def nodes_for(self, group_size: int) -> int:
         """Network islands that a group of neighbouring ranks touches."""

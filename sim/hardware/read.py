@@ -16,10 +16,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sim.documents import parse_yaml, user_path
 from sim.hardware.check import device_from, nearest
 from sim.hardware.spec import DeviceConf
 
@@ -45,9 +45,10 @@ def load_device(name_or_path: str | Path) -> DeviceConf:
     """
     text = str(name_or_path)
     if text.lower().endswith(SUFFIXES):
-        path = Path(text).expanduser()
+        path = user_path(text, "hardware")
         if not path.is_file():
-            raise ValueError(f"hardware={text}: there is no such file; give a device file or a name such as h100-sxm.")
+            what = "this is a folder" if path.is_dir() else "there is no such file"
+            raise ValueError(f"hardware={text}: {what}; give a device file or a name such as h100-sxm.")
         return device_from(_content(path, text), origin=text)
     name = text.strip().lower().replace("_", "-").replace(" ", "-")
     file = _catalogue().get(name) or _plugins().get(name)
@@ -91,16 +92,22 @@ def _files(folder: Traversable) -> dict[str, Traversable]:
 
 
 def _content(file: Traversable, origin: str) -> Mapping[str, Any]:
-    """A file's mapping, numbers as YAML 1.2 reads them (`1e12` is a number), interpolations resolved."""
+    """A file's mapping, interpolations resolved."""
+    where = f"Device file {origin}"
     try:
         with file.open("rb") as stream:
-            text = stream.read().decode("utf-8")
-        container = OmegaConf.to_container(OmegaConf.create(text), resolve=True) if text.strip() else {}
-    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+            text = stream.read().decode("utf-8-sig")
+        content = parse_yaml(text, where) if text.strip() else {}
+        container = OmegaConf.to_container(OmegaConf.create(content), resolve=True) if _tree(content) else content
+    except OSError as error:
+        raise ValueError(f"{where} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+    except (UnicodeDecodeError, OmegaConfBaseException) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"Device file {origin} is not valid YAML: {reason}; correct the file.") from error
+        raise ValueError(f"{where} is not valid YAML: {reason}; correct the file.") from error
     if not isinstance(container, dict):
-        raise ValueError(
-            f"Device file {origin} must hold keys and values, got {type(container).__name__}; see a catalogue file."
-        )
+        raise ValueError(f"{where} must hold keys and values, got {type(container).__name__}; see a catalogue file.")
     return {str(key): value for key, value in container.items()}
+
+
+def _tree(content: Any) -> bool:
+    return isinstance(content, dict | list)

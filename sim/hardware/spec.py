@@ -9,13 +9,28 @@ from dataclasses import dataclass, field
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
 TOPOLOGIES = ("switch", "mesh", "torus")
+LINK_KINDS = (
+    "NVLink",
+    "NVLink-C2C",
+    "xGMI",
+    "ICI",
+    "NeuronLink",
+    "HCCS",
+    "PCIe",
+    "RoCE",
+    "InfiniBand",
+    "Ethernet",
+    "EFA",
+    "other",
+    "none",
+)
 
 
 @dataclass
 class LinkConf:
     """One link of a device: latency and bandwidth, per direction.
 
-    `kind` names the technology (NVLink, xGMI, ICI, NeuronLink, HCCS, PCIe, RoCE, InfiniBand ..., or `none`).
+    `kind` names the technology, one of `LINK_KINDS`; `none` is no link, whatever the rate says.
     `bytes_per_s` is what one device can send with all its ports. `topology` says how much of it a smaller
     group can use: `switch` all of it, `mesh` one share per peer of the group, `torus` the ports (`ports` in
     all) whose axes the group spans. `max_group` devices share the link's domain; 0 means no limit.
@@ -27,6 +42,11 @@ class LinkConf:
     max_group: int = 1
     topology: str = "switch"
     ports: int = 1
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything can be sent over it."""
+        return self.kind != "none" and self.bytes_per_s > 0
 
 
 @dataclass

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineSettings
-from sim.hardware.node import Node
 from sim.hardware.spec import DeviceConf
+from sim.memory.advice import advice, most_utilization
 from sim.memory.groups import CacheLayout, RequestShape, largest_length, layer_caches, layout
 from sim.memory.sglang import sglang_margin, sglang_terms
 from sim.memory.terms import MemoryBudget, StageBudget, Term
@@ -14,6 +14,9 @@ from sim.memory.vllm import vllm_margin, vllm_terms
 from sim.model.spec import ModelSpec
 from sim.units import GIB
 
+
+LEAST_BLOCKS = 2
+"""Blocks that each group of layers needs: the engine keeps one for itself (vLLM's null block)."""
 
 _TERMS = {"vllm": vllm_terms, "sglang": sglang_terms, "trtllm": trtllm_terms}
 _MARGINS = {"vllm": vllm_margin, "sglang": sglang_margin, "trtllm": trtllm_margin}
@@ -30,22 +33,30 @@ def memory_budget(
     that the parallel shape does not divide, a cache that the version refuses, or an unknown memory rule.
     """
     budget = _budget(model, device, engine, deployment)
-    if budget.fits:
+    if budget.fits or budget.verdict.endswith("."):
         return budget
+    most = most_utilization(engine, device)
+    if engine.kv_cache_memory_bytes is None and 0 < most < engine.gpu_memory_utilization:
+        lower = memory_budget(model, device, replace(engine, gpu_memory_utilization=most), deployment)
+        with_it = f"it fits with engine.gpu_memory_utilization={most:g}."
+        return replace(
+            budget,
+            verdict=f"{budget.verdict}; {with_it if lower.fits else f'with {most:g} it {lower.verdict}'}",
+            longest_model_len=lower.longest_model_len,
+            smallest_tensor_parallel=lower.smallest_tensor_parallel,
+        )
+
+    def trial(settings: EngineSettings, shape: DeploymentConf) -> MemoryBudget:
+        return _budget(model, device, settings, shape)
+
     longest = largest_length(lambda m: _starts(budget, _shape(engine, budget.layout, m)), engine.max_model_len)
-    if longest and budget.available_bytes > 0:
-        advice = f"the largest max_model_len that fits is {longest:,} tokens"
-        return replace(budget, longest_model_len=longest, verdict=f"{budget.verdict}; {advice}.")
-    smallest = _smallest_tensor_parallel(model, device, engine, deployment)
-    island = Node(device).island
-    if not smallest:
-        advice = "no tensor-parallel size of up to 64 that divides the model makes it fit"
-    elif smallest <= island:
-        advice = f"it fits with tensor_parallel={smallest}"
-    else:
-        advice = f"it would need tensor_parallel={smallest}, more than the {island:.0f} of one node or scale-up domain"
-    verdict = f"{budget.verdict}; {advice}."
-    return replace(budget, longest_model_len=0, smallest_tensor_parallel=smallest, verdict=verdict)
+    found = advice(budget, longest, model, device, engine, deployment, trial)
+    return replace(
+        budget,
+        verdict=f"{budget.verdict}; {found.text}.",
+        longest_model_len=found.longest_model_len,
+        smallest_tensor_parallel=found.smallest_tensor_parallel,
+    )
 
 
 def request_shape(engine: EngineSettings, cache: CacheLayout) -> RequestShape:
@@ -77,7 +88,7 @@ def _budget(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deploy
     rule = engine.profile.memory_rule
     if rule not in _TERMS:
         raise ValueError(
-            f"the memory rule must be one of {', '.join(_TERMS)}, got {rule!r}: change profile.memory_rule"
+            f"the memory rule must be one of {', '.join(_TERMS)}, got {rule!r}: change engine.profile.memory_rule"
         )
     stages = []
     for index, layers in enumerate(model.stages(pp)):
@@ -134,29 +145,9 @@ def _starts(budget: MemoryBudget, shape: RequestShape) -> bool:
 
 
 def _judged(budget: MemoryBudget, device: DeviceConf, engine: EngineSettings, shape: RequestShape) -> MemoryBudget:
-    """The budget with `fits` and the first part of its verdict."""
-    stage, vllm = budget.stage, engine.profile.memory_rule == "vllm"
-    left = stage.available_bytes
-    free = device.memory_bytes - engine.profile.memory.get("context_bytes", 0.0)
-    requested = stage.terms[0].value_bytes
-    if vllm and engine.kv_cache_memory_bytes is None and requested > free:
-        verdict = (
-            f"does not fit: gpu_memory_utilization {engine.gpu_memory_utilization:g} asks for {requested / GIB:.2f} "
-            f"GiB, but about {free / GIB:.2f} GiB are free on an idle device"
-        )
-        return replace(budget, verdict=verdict)
-    if left <= 0 or stage.num_blocks == 0:
-        verdict = (
-            f"does not fit: weights and the rest of the sum leave {left / GIB:.2f} GiB for the KV cache "
-            f"of {device.name}, less than one block"
-        )
-        return replace(budget, verdict=verdict)
-    if vllm and not _starts(budget, shape):
-        needed = stage.layout.needed_bytes(shape)
-        verdict = (
-            f"does not fit: one request of max_model_len {engine.max_model_len:,} tokens needs {needed / GIB:.2f} GiB "
-            f"of KV cache, {left / GIB:.2f} GiB are available"
-        )
+    """The budget with `fits` and its verdict: whole (it ends in a full stop), or the first part, which wants advice."""
+    verdict = _misfit(budget, device, engine, shape)
+    if verdict:
         return replace(budget, verdict=verdict)
     verdict = (
         f"fits: {budget.num_blocks:,} blocks of {budget.block_size} tokens, "
@@ -165,25 +156,94 @@ def _judged(budget: MemoryBudget, device: DeviceConf, engine: EngineSettings, sh
     return replace(budget, fits=True, verdict=verdict)
 
 
-def _smallest_tensor_parallel(
-    model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf
-) -> int:
-    """The next tensor-parallel size that fits, up to 64; 0 if none does."""
-    for tp in model.tensor_parallel_sizes(64):
-        if tp > deployment.tensor_parallel:
-            try:
-                larger = _budget(model, device, engine, replace(deployment, tensor_parallel=tp))
-            except ValueError:
-                continue
-            if larger.fits:
-                return tp
-    return 0
+def _misfit(budget: MemoryBudget, device: DeviceConf, engine: EngineSettings, shape: RequestShape) -> str:
+    """Why the engine does not start; empty if it does."""
+    stage, vllm = budget.stage, engine.profile.memory_rule == "vllm"
+    left, groups = stage.available_bytes, len(stage.layout.groups)
+    least = LEAST_BLOCKS * groups
+    free = device.memory_bytes - (engine.profile.memory.get("context_bytes", 0.0) if vllm else 0.0)
+    requested = stage.terms[0].value_bytes
+    verdict = ""
+    if engine.kv_cache_memory_bytes is not None:
+        verdict = _misfit_of_bytes(budget, device, engine, shape)
+    elif vllm and requested > free:
+        verdict = (
+            f"does not fit: gpu_memory_utilization {engine.gpu_memory_utilization:g} asks for {requested / GIB:.2f} "
+            f"GiB, but about {free / GIB:.2f} GiB are free on an idle device"
+        )
+    elif left <= 0 or stage.num_blocks < 1:
+        verdict = (
+            f"does not fit: weights and the rest of the sum leave {left / GIB:.2f} GiB for the KV cache "
+            f"of {device.name}, less than one block"
+        )
+    elif vllm and not _starts(budget, shape):
+        needed = stage.layout.needed_bytes(shape)
+        verdict = (
+            f"does not fit: one request of max_model_len {engine.max_model_len:,} tokens needs {needed / GIB:.2f} GiB "
+            f"of KV cache, {left / GIB:.2f} GiB are available"
+        )
+    if not verdict and engine.num_gpu_blocks_override is not None:
+        return _misfit_of_blocks(budget, device, engine, least)
+    if not verdict and stage.num_blocks < least:
+        verdict = (
+            f"does not fit: the sum leaves {stage.num_blocks:,} KV blocks of {budget.block_size} tokens, at least "
+            f"{least:,} are needed (two for each group of layers, as the engine keeps one for itself)"
+        )
+    return verdict
+
+
+def _misfit_of_bytes(budget: MemoryBudget, device: DeviceConf, engine: EngineSettings, shape: RequestShape) -> str:
+    """Why `kv_cache_memory_bytes` is too little or more than the device has; empty if neither."""
+    given = engine.kv_cache_memory_bytes or 0.0
+    layouts = [stage.layout for stage in budget.stages]
+    least = max(LEAST_BLOCKS * len(layout.groups) * layout.bytes_per_block for layout in layouts)
+    if given < least:
+        return (
+            f"does not fit: engine.kv_cache_memory_bytes={given:.0f} holds {budget.num_blocks:,} KV blocks, of which "
+            f"the engine keeps one for itself; raise it to at least {least:,} bytes, or leave it out."
+        )
+    room = device.memory_bytes - max(stage.value("weights") for stage in budget.stages)
+    if given > room:
+        return (
+            f"does not fit: engine.kv_cache_memory_bytes={given:.0f} is more than the {max(room, 0.0):.0f} bytes that "
+            f"the weights leave of {device.name}; lower it, or leave it out."
+        )
+    needed = max(layout.needed_bytes(shape) for layout in layouts)
+    if engine.profile.memory_rule == "vllm" and given < needed:
+        return (
+            f"does not fit: one request of max_model_len {engine.max_model_len:,} tokens needs {needed:.0f} bytes of "
+            f"KV cache, more than engine.kv_cache_memory_bytes={given:.0f}"
+        )
+    return ""
+
+
+def _misfit_of_blocks(budget: MemoryBudget, device: DeviceConf, engine: EngineSettings, least: int) -> str:
+    """Why `num_gpu_blocks_override` is too little or more than the device has; empty if neither."""
+    given = engine.num_gpu_blocks_override or 0
+    if given < least:
+        groups = len(budget.layout.groups)
+        why = f", two for each of {groups} groups of layers" if groups > 1 else ""
+        return (
+            f"does not fit: engine.num_gpu_blocks_override={given} is too few KV blocks, of which the engine keeps one "
+            f"for itself; set it to at least {least}{why}, or leave it out."
+        )
+    most = min(
+        int((device.memory_bytes - stage.value("weights")) // stage.layout.bytes_per_block) for stage in budget.stages
+    )
+    if given > most:
+        return (
+            f"does not fit: engine.num_gpu_blocks_override={given} is more than the {max(most, 0):,} KV blocks that "
+            f"the weights leave room for on {device.name}; lower it, or leave it out."
+        )
+    return ""
 
 
 def _risk(stage: StageBudget, device: DeviceConf, engine: EngineSettings, model: ModelSpec) -> tuple[str, float, str]:
     """Whether what is outside the sum can exhaust the device after the cache is sized: level, margin, sentence."""
     margin = _MARGINS[engine.profile.memory_rule](stage.terms, device, engine, model)
-    if engine.kv_cache_memory_bytes is not None:
+    if engine.num_gpu_blocks_override is not None:
+        margin += _left(stage.terms) - engine.num_gpu_blocks_override * stage.layout.bytes_per_block
+    elif engine.kv_cache_memory_bytes is not None:
         margin += _left(stage.terms) - engine.kv_cache_memory_bytes
     wanted = engine.profile.memory.get("slack_wanted_bytes", 0.0)
     if not wanted:

@@ -142,7 +142,9 @@ def layout(
     version refuses (pages of unequal size it cannot unify).
     """
     if rule not in RULES:
-        raise ValueError(f"the group rule must be one of {', '.join(RULES)}, got {rule!r}: change profile.groups_rule")
+        raise ValueError(
+            f"the group rule must be one of {', '.join(RULES)}, got {rule!r}: change engine.profile.groups_rule"
+        )
     if not layers:
         raise ValueError("the model keeps no KV cache and no state: there is nothing to divide into blocks")
     kept = [layer if hybrid or layer.kind == "mamba" else _unwindowed(layer) for layer in layers]

@@ -1,6 +1,5 @@
 """From a HuggingFace config (or one of our files) to a `ModelSpec`."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -8,8 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from sim.documents import mapping, read_mapping, user_path
 from sim.model.config import Config
 from sim.model.families import families
 from sim.model.quantisation import DTYPE_NAMES, KV_DTYPE_NAMES, online, read_dtype, read_quantisation
@@ -17,7 +15,9 @@ from sim.model.spec import ModelConf, ModelSpec
 from sim.model.towers import tower_params
 
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+NAMED = 5
+"""How many near names a message lists."""
+
 CATALOGUE = Path(__file__).resolve().parents[2] / "conf" / "model"
 
 
@@ -101,7 +101,7 @@ def beside(config: Mapping[str, Any], hidden: int, where: str) -> tuple[list[str
 def model_from_conf(conf: ModelConf, folder: Path | None = None) -> ModelSpec:
     """A model from a catalogue entry; a relative `path` is taken from `folder` (default: the working directory)."""
     if conf.path:
-        path = Path(conf.path).expanduser()
+        path = user_path(conf.path, "model.path")
         model = load_model(
             str(path if path.is_absolute() or folder is None else folder / path), conf.dtype, conf.quantization
         )
@@ -125,7 +125,7 @@ def load_model(name_or_path: str, dtype: str = "auto", quantization: str | None 
     Hub names of catalogue entries (`Qwen/Qwen3-8B`) are names too. ValueError if there is no such model or file
     (with the nearest names), or the file cannot be read.
     """
-    path = Path(name_or_path).expanduser()
+    path = user_path(name_or_path, "model")
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
@@ -139,7 +139,7 @@ def load_model(name_or_path: str, dtype: str = "auto", quantization: str | None 
         elif path.suffix in (".json", ".yaml", ".yml"):
             raise ValueError(f"model path {name_or_path}: there is no such file.")
         else:
-            near = get_close_matches(slug.rsplit("/", 1)[-1], known, 3, 0.4) or sorted(known)
+            near = get_close_matches(slug.rsplit("/", 1)[-1], known, NAMED, 0.0)
             raise ValueError(
                 f"model {name_or_path!r} is neither in the catalogue nor a file; the nearest names are "
                 f"{', '.join(near)} (give a config.json for any other model)."
@@ -148,12 +148,13 @@ def load_model(name_or_path: str, dtype: str = "auto", quantization: str | None 
         conf = load_conf(path)
         conf.dtype, conf.quantization = dtype, quantization or conf.quantization
         return model_from_conf(conf, path.parent)
-    values = _parse(path)
+    values = read_mapping(path)
     beside = path.parent / "hf_quant_config.json"
     if "quantization_config" not in values and beside.is_file():
+        made = read_mapping(beside).get("quantization") or {}
         values = {
             **values,
-            "quantization_config": {"quant_method": "modelopt", **_parse(beside).get("quantization", {})},
+            "quantization_config": {"quant_method": "modelopt", **mapping(made, f"{beside}: 'quantization'")},
         }
     name = path.parent.name if path.name == "config.json" else path.stem
     return replace(read_model(values, name or path.stem, dtype, quantization), source=str(path))
@@ -161,13 +162,19 @@ def load_model(name_or_path: str, dtype: str = "auto", quantization: str | None 
 
 def load_conf(path: Path) -> ModelConf:
     """One file of the catalogue as its schema; ValueError for an unknown key or a file that is not a mapping."""
-    values = _parse(path)
+    values = read_mapping(path)
     known = [field.name for field in fields(ModelConf)]
     for key in values:
         if key not in known:
             near = get_close_matches(str(key), known, 1, 0.0)
             raise ValueError(f"{path}: unknown key '{key}'; is '{near[0]}' meant?")
-    return ModelConf(**{"name": path.stem, **values})
+    for field in fields(ModelConf):
+        value = values.get(field.name)
+        if field.type in (str, str | None) and value is not None and not isinstance(value, str):
+            raise ValueError(f"{path}: '{field.name}' must be a text, got {value!r:.60}.")
+    if str(values.get("path") or "").endswith((".yaml", ".yml")):
+        raise ValueError(f"{path}: 'path' must name a config.json or its folder, got {values['path']}.")
+    return ModelConf(**{"name": path.stem, **{key: value for key, value in values.items() if value is not None}})
 
 
 def catalogue() -> dict[str, Path]:
@@ -185,25 +192,6 @@ def by_hub_name() -> dict[str, str]:
         if hub:
             hubs[hub.lower()] = slug
     return hubs
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else yaml.load(text, LOADER)
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: is not text in UTF-8.") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: broken JSON in line {error.lineno} ({error.msg}).") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}: broken YAML{where}.") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: must hold a mapping of keys, got {type(values).__name__}.")
-    return values
 
 
 __all__ = [

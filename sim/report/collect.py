@@ -2,12 +2,12 @@
 
 import csv
 import io
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sim.documents import read_document, read_mapping
 from sim.report.results import SUMMARY
 
 
@@ -41,6 +41,8 @@ COLUMNS = (
     "run_seed",
     "workload_digest",
 )
+
+TEXTS = ("bottleneck", "model_name", "device_name", "simulated_by", "workload_digest")
 
 # Named apart from the overrides that chose them (model=..., seed=...), which have columns of their own.
 RENAMED = {"model_name": "model", "device_name": "device", "simulated_by": "engine", "run_seed": "seed"}
@@ -89,15 +91,14 @@ def _row(path: Path, root: Path) -> dict[str, Any]:
         "status": "missing",
         "reason": f"no {SUMMARY}: the run did not end",
     }
-    row |= overrides(path)
     fields: dict[str, Any] = {}
-    if (path / SUMMARY).is_file():
-        try:
-            fields = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    try:
+        row |= overrides(path)
+        if (path / SUMMARY).is_file():
+            fields = summary_fields(path / SUMMARY)
             row |= {"status": fields["status"], "reason": fields["reason"]}
-        except (ValueError, KeyError, TypeError) as error:
-            fields = {}
-            row |= {"status": "unreadable", "reason": f"{SUMMARY} is not a summary of ours ({type(error).__name__})"}
+    except ValueError as error:
+        row |= {"status": "unreadable", "reason": str(error)}
     for name in COLUMNS:
         row[name] = fields.get(RENAMED.get(name, name))
     row["bottleneck"] = (fields.get("bottleneck") or {}).get("kind")
@@ -105,13 +106,32 @@ def _row(path: Path, root: Path) -> dict[str, Any]:
     return row
 
 
+def summary_fields(path: Path) -> dict[str, Any]:
+    """A summary of ours; `ValueError` that names the file for anything else."""
+    fields = read_mapping(path)
+    where = f"{path.name} is not a summary of ours"
+    for name in ("status", "reason"):
+        if not isinstance(fields.get(name), str):
+            raise ValueError(f"{where}: it has no text {name!r}")
+    for name in ("bottleneck", "workload"):
+        if not isinstance(fields.get(name) or {}, dict):
+            raise ValueError(f"{where}: {name!r} is no mapping")
+    for name in COLUMNS:
+        if name in TEXTS:
+            continue
+        value = fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise ValueError(f"{where}: {name!r} is no number")
+    return fields
+
+
 def overrides(path: Path) -> dict[str, str]:
     """The overrides of a run as key -> value, the leading +, ++ or ~ of a key dropped."""
-    import yaml
-
     for name in ("overrides.yaml", ".hydra/overrides.yaml"):
         if (path / name).is_file():
-            items = yaml.safe_load((path / name).read_text(encoding="utf-8")) or []
+            items = read_document(path / name) or []
+            if not isinstance(items, list):
+                raise ValueError(f"{name} is no list of overrides but a {type(items).__name__}")
             pairs = (str(item).lstrip("+~").partition("=") for item in items)
             return {key: value for key, _, value in pairs}
     return {}

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from sim.report.measured import Recorded
+from sim.report.measured import LONGEST_S, Recorded
 from sim.report.metrics import latencies
 from sim.report.percentile import Distribution, distribution
 from sim.report.plain import plain
-from sim.report.result import RequestTable, SimulationResult
+from sim.report.result import REJECTED, RequestTable, SimulationResult
 from sim.report.series import emitted_per_second, running_and_waiting
 from sim.units import NS_PER_S
 
@@ -76,6 +76,13 @@ def compare(recorded: Recorded, predicted: SimulationResult, warmup_requests: in
         notes.append(f"Request by request, the median absolute error of TTFT is {gap_ms:.1f} ms.")
     if not same:
         notes.append("The two runs do not serve the same prompts in the same order, so errors mix workload and model.")
+    for side, requests in (("measured", recorded.requests), ("predicted", predicted.requests)):
+        refused = int((np.asarray(requests.status) == REJECTED).sum())
+        if refused:
+            notes.append(
+                f"{refused} of {len(requests)} {side} requests were rejected: they are longer than engine.max_model_len "
+                "or need more KV blocks than exist."
+            )
     return Comparison(rows, notes)
 
 
@@ -127,16 +134,21 @@ def _throughput(requests: RequestTable) -> dict[str, float | None]:
         "output_throughput": output,
         "total_token_throughput": prompt + output,
     }
-    found_rates: dict[str, float | None] = {name: count / span_s for name, count in counts.items()}
+    found_rates: dict[str, float | None] = {
+        name: count / span_s if span_s > 0 else None for name, count in counts.items()
+    }
     return found_rates | {"duration": span_s}
 
 
 def _series_rows(recorded: Recorded, predicted: SimulationResult) -> list[ErrorRow]:
-    """Running, waiting and generated tokens/s at each second of the longer run; the shorter one ends with zeros."""
+    """Running, waiting and generated tokens/s at each second of the longer run; the shorter one ends with zeros.
+
+    No rows for a run under a second or over `LONGEST_S`.
+    """
     starts = [int(np.min(requests.arrival_ns)) for requests in (recorded.requests, predicted.requests)]
     ends = [int(np.max(requests.finish_ns)) for requests in (recorded.requests, predicted.requests)]
     seconds = int(np.ceil(max(end - start for start, end in zip(starts, ends, strict=True)) / NS_PER_S))
-    if seconds < 1:
+    if not 1 <= seconds <= LONGEST_S:
         return []
     grid_s = np.arange(1, seconds + 1, dtype=float)
     truth = _sampled(recorded.requests, None, starts[0], grid_s)

@@ -1,15 +1,17 @@
 """A recorded run of a real engine, read into the same table a simulation fills."""
 
 import csv
-import json
+import io
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sim.documents import mapping, parse_json, read_mapping, read_text
 from sim.report.result import FINISHED, RequestTable
 from sim.units import NS_PER_S
+from sim.workload.trace import MOST_TOKENS
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,11 @@ class Recorded:
     series: dict[str, np.ndarray] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
 
+
+LONGEST_S = 1e7
+"""A recorded run lasts at most this, some four months: its series are compared second by second."""
+
+LARGEST = 1e300  # beyond it lie integers that no float can hold
 
 FIELDS = ("input_toks", "output_toks", "arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
@@ -43,17 +50,9 @@ def read_recorded(folder: str | Path) -> Recorded:
     if not path.is_file():
         raise ValueError(f"a recorded run wants a requests.jsonl, found none in {folder}; change the key run")
     rows = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not text.strip():
-            continue
-        try:
-            record = json.loads(text)
-            rows.append([float(record[name]) for name in FIELDS])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path} line {number} wants a JSON object with {', '.join(FIELDS)}, "
-                f"got {type(error).__name__}: {error}"
-            ) from None
+    for number, text in enumerate(read_text(path).split("\n"), 1):
+        if text.strip():
+            rows.append(_record(text, f"{path} line {number}"))
     if not rows:
         raise ValueError(f"{path} holds no request; change the key run")
     table = np.array(rows)
@@ -63,7 +62,16 @@ def read_recorded(folder: str | Path) -> Recorded:
         raise ValueError(
             f"{path} wants finite times with queued <= scheduled <= first token <= last token for every request"
         )
+    counts = table[:, :2]
+    if (counts < 1).any() or (counts > MOST_TOKENS).any() or (counts != np.floor(counts)).any():
+        raise ValueError(
+            f"{path} wants input_toks and output_toks as whole numbers from 1 to {MOST_TOKENS:,} for every request"
+        )
     arrival = arrival + (queued - arrival).min()
+    if last.max() - arrival.min() > LONGEST_S:
+        raise ValueError(
+            f"{path} wants all times within {LONGEST_S:g} s of the first, got {last.max() - arrival.min():.3g} s"
+        )
     t0 = arrival[0]
 
     def ns(seconds: np.ndarray) -> np.ndarray:
@@ -84,15 +92,30 @@ def read_recorded(folder: str | Path) -> Recorded:
         status=np.full(count, FINISHED),
     )
     meta_path = folder / "meta.json"
-    meta = json.loads(meta_path.read_text(encoding="utf-8")) if meta_path.is_file() else {}
+    meta = read_mapping(meta_path) if meta_path.is_file() else {}
     return Recorded(requests, _series(folder / "timeseries.csv"), meta)
+
+
+def _record(text: str, where: str) -> list[float]:
+    """The numbers of one line."""
+    record = mapping(parse_json(text, where), where)
+    found = []
+    for name in FIELDS:
+        value = record.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
+            got = f"{value!r:.60}" if name in record else f"no {name}"
+            raise ValueError(f"{where} wants a JSON object with {', '.join(FIELDS)} as numbers, got {got} for {name}")
+        found.append(float(value))
+    return found
 
 
 def _series(path: Path) -> dict[str, np.ndarray] | None:
     if not path.is_file():
         return None
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+    except csv.Error as error:
+        raise ValueError(f"{path} is no csv table: {error}") from None
     names = {"t_s": "t", "running": "running", "waiting": "waiting", "gen_throughput": "gen_throughput"}
     try:
         return {name: np.array([float(row[column]) for row in rows]) for name, column in names.items()}

@@ -1,5 +1,6 @@
 """The results folder of a run: all of it, or nothing."""
 
+import contextlib
 import gzip
 import shutil
 import tempfile
@@ -87,7 +88,39 @@ def write_failure(
 
 def check_folder(folder: str | Path) -> None:
     """Raise `ValueError` if results can not go there: call it before a long run."""
+    try:
+        _check_content(Path(folder))
+    except OSError as error:
+        raise _unwritable(Path(folder), error) from None
+    check_writable(folder)
+
+
+def check_writable(folder: str | Path) -> None:
+    """Raise `ValueError` if no folder can be made at `folder` or nothing written beside it; leaves nothing behind."""
     path = Path(folder)
+    made: list[Path] = []
+    try:
+        above = path.absolute()
+        while not above.exists():
+            made.append(above)
+            above = above.parent
+        path.mkdir(parents=True, exist_ok=True)
+        Path(tempfile.mkdtemp(prefix=".headway-", dir=path.resolve().parent)).rmdir()
+        Path(tempfile.mkdtemp(prefix=".headway-", dir=path)).rmdir()
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    finally:
+        for new in made:
+            with contextlib.suppress(OSError):
+                new.rmdir()
+
+
+def _unwritable(folder: Path, error: OSError) -> ValueError:
+    reason = (error.strerror or str(error)).lower()
+    return ValueError(f"the results folder {folder} cannot be written ({reason}); choose another with results=FOLDER")
+
+
+def _check_content(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"the results folder {path} is a file; choose another with results=FOLDER")
     if path.is_dir() and not (path / SUMMARY).is_file() and (others := _others(path)):
@@ -126,10 +159,17 @@ def _write_yaml(path: Path, value: Any) -> None:
 
 def _write_folder(folder: Path, fill: Any) -> None:
     """Fill a new folder beside `folder`, then swap it in; on any error nothing at `folder` has changed."""
-    check_folder(folder)
-    folder = folder.resolve()
+    try:
+        _check_content(folder)
+        _swap_in(folder.resolve(), fill)
+    except OSError as error:
+        # Disk full, permissions: the path in the error is of a working folder that is gone by now.
+        raise _unwritable(folder, error) from error
+
+
+def _swap_in(folder: Path, fill: Any) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    work = Path(tempfile.mkdtemp(prefix=".headway-", dir=folder.parent))
     try:
         new = work / "new"
         new.mkdir()

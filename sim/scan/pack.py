@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from sim.cost.table import PriceTable, stack_terms
-from sim.deployment.graphs import graph_mode_of, padding_table
+from sim.deployment.graphs import EAGER, runs_as
 from sim.scan.jobs import LaneJob, expected_steps
 from sim.scan.state import PAD_ROWS, Lanes, Shape
 
 
-EAGER = 0
 MAX_SLOTS = 2**15 - 1
 """Slot numbers are 16-bit integers."""
 SMALLEST = {
@@ -187,14 +186,13 @@ def _prices(jobs: Sequence[LaneJob], tables: Sequence[PriceTable]) -> tuple[dict
 
 def graph_table(mode: str, sizes: Sequence[int], max_tokens: int) -> Graphs:
     """Padding and graph of a step of t = 0 .. `max_tokens` tokens, for batches with a prefill and pure decode ones."""
-    tokens = np.arange(max_tokens + 1)
     largest = min(sizes[-1] if sizes else 0, max_tokens)
-    modes = np.full((2, len(tokens)), EAGER)
+    padded = np.tile(np.arange(max_tokens + 1), (2, 1))
+    modes = np.full_like(padded, EAGER)
     for pure in (0, 1):
-        modes[pure, : largest + 1] = [graph_mode_of(mode, t, bool(pure), sizes) for t in range(largest + 1)]
-    sizes_up = tokens.copy()
-    sizes_up[: largest + 1] = padding_table(largest, sizes)
-    return Graphs(padded=np.where(modes == EAGER, tokens, sizes_up), mode=modes)
+        steps = [runs_as(mode, t, bool(pure), sizes) for t in range(largest + 1)]
+        padded[pure, : largest + 1], modes[pure, : largest + 1] = zip(*steps, strict=True)
+    return Graphs(padded, modes)
 
 
 def _price(tables: Sequence[PriceTable], index: int, graph: Graphs, most_rows: int) -> np.ndarray:

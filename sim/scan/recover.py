@@ -243,8 +243,13 @@ def _step_table(unit: Unit, log: dict[str, np.ndarray], arrival_ns: np.ndarray, 
     return StepTable(**{field.name: log[field.name] for field in fields(StepTable)})
 
 
-def merge_units(job: LaneJob, served: np.ndarray, outputs: np.ndarray, runs: Sequence[UnitRun]) -> LaneRun:
-    """One job from its replicas, in order, with the requests that could not be served. `outputs`: cut tokens."""
+def merge_units(
+    job: LaneJob, served: np.ndarray, outputs: np.ndarray, runs: Sequence[UnitRun], log_steps: bool
+) -> LaneRun:
+    """One job from its replicas, in order, with the requests that could not be served. `outputs`: cut tokens.
+
+    With `log_steps` there is a table of steps even where no step ran.
+    """
     count = len(served)
     whole = served.all()
     columns = {
@@ -270,15 +275,16 @@ def merge_units(job: LaneJob, served: np.ndarray, outputs: np.ndarray, runs: Seq
         step_count=sum(run.step_count for run in runs),
         preemptions=int(columns["preemptions"].sum()),
         makespan_ns=max((run.makespan_ns for run in runs), default=0),
-        steps=_one_after_another([run.steps for run in runs if run.steps is not None]),
+        steps=_one_after_another([run.steps for run in runs if run.steps is not None]) if log_steps else None,
     )
 
 
-def _one_after_another(tables: Sequence[StepTable]) -> StepTable | None:
-    if len(tables) < 2:
-        return tables[0] if tables else None
+def _one_after_another(tables: Sequence[StepTable]) -> StepTable:
+    if len(tables) == 1:
+        return tables[0]
     names = [field.name for field in fields(StepTable)]
-    return StepTable(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
+    nothing = np.zeros(0, np.int64)
+    return StepTable(**{name: np.concatenate([nothing, *(getattr(table, name) for table in tables)]) for name in names})
 
 
 def _sent_ns(job: LaneJob, served: np.ndarray, runs: Sequence[UnitRun]) -> np.ndarray:

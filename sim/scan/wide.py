@@ -91,7 +91,7 @@ def scan(
         ended_jobs += 1
         parts = [partial.pop(u) for u in mine[i] if u in partial]
         if status[i] == Status.OK:
-            run = merge_units(jobs[i], *servables[i], parts)
+            run = merge_units(jobs[i], *servables[i], parts, log_steps)
             rejected = int((run.requests.status == REJECTED).sum())
             totals[:, i] = run.step_count, run.preemptions, rejected, run.makespan_ns
             runs[i] = run if reduce is None else reduce(i, run)

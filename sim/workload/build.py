@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from sim.units import NS_PER_S
 from sim.workload import draws
 from sim.workload.arrival import arrival_process
 from sim.workload.check import check_conf
@@ -15,7 +16,11 @@ from sim.workload.length import length_law
 from sim.workload.limits import limit_trace, within_limits
 from sim.workload.reader import read_trace
 from sim.workload.source import Trace
-from sim.workload.trace import Workload, seconds_to_ns
+from sim.workload.trace import MOST_REQUESTS, MOST_SECONDS, MOST_TOKENS, Workload, seconds_to_ns
+
+
+MOST_IDS = 1 << 28
+"""Token ids of all prompts together, where a shared prefix asks for them: 2 GiB."""
 
 
 def build_workload(conf: WorkloadConf, seed: int) -> Workload:
@@ -48,6 +53,13 @@ def _arrivals(conf: WorkloadConf, seed: int, trace: Trace | None) -> Int[np.ndar
     if conf.arrival == "trace":
         assert trace is not None and trace.arrival_ns is not None
         arrival_ns = trace.arrival_ns[: _count(conf, trace)]
+        scaled_s = arrival_ns[-1] / NS_PER_S * conf.time_scale
+        if scaled_s > MOST_SECONDS:
+            last = trace.line[len(arrival_ns) - 1]
+            raise ValueError(
+                f"{conf.path}, line {last}: wanted arrivals within {MOST_SECONDS:g} s (ten years) of the start, "
+                f"got {scaled_s:.4g} s; lower workload.time_scale, or let the times of the file begin near 0"
+            )
         if conf.time_scale != 1:
             arrival_ns = np.floor(arrival_ns * conf.time_scale + 0.5).astype(np.int64)
     else:
@@ -68,14 +80,31 @@ def _process_ns(conf: WorkloadConf, seed: int, trace: Trace | None) -> Int[np.nd
     process = arrival_process(conf.arrival)
     open_ended = conf.duration_s is not None and trace is None and conf.num_requests is None and conf.rounds is None
     count = DEFAULT_REQUESTS if open_ended else _count(conf, trace)
+    if open_ended:
+        rate = conf.rate if conf.rate_end is None else (conf.rate + conf.rate_end) / 2
+        _check_count(rate * (conf.duration_s or 0.0) / 2, "workload.duration_s x workload.rate")
     while True:
         times = np.zeros(count) if math.isinf(conf.rate) else process(conf, count, draws.stream(seed, draws.ARRIVALS))
         if not open_ended or times[-1] > (conf.duration_s or 0.0):
             break
-        count *= 2
+        _check_count(count + 1, "workload.duration_s x workload.rate")
+        count = min(count * 2, MOST_REQUESTS)
     if conf.normalize_rate and times[-1] > 0:
         times = times * (count / conf.rate / times[-1])
+    if conf.duration_s is not None:
+        # Later ones are cut in any case; the clock must hold them until then.
+        times = np.minimum(times, 2 * MOST_SECONDS)
+    elif not times[-1] <= MOST_SECONDS:
+        raise ValueError(
+            f"workload.rate={conf.rate:g} wants to bring {count:,} requests within {MOST_SECONDS:g} s (ten years), "
+            f"got {times[-1]:.4g} s; raise the rate or lower workload.num_requests"
+        )
     return seconds_to_ns(times)
+
+
+def _check_count(count: float, key: str) -> None:
+    if count > MOST_REQUESTS:
+        raise ValueError(f"{key} wants at most {MOST_REQUESTS:,} requests, got {count:,.0f} or more")
 
 
 def _count(conf: WorkloadConf, trace: Trace | None) -> int:
@@ -83,6 +112,7 @@ def _count(conf: WorkloadConf, trace: Trace | None) -> int:
     wanted = conf.num_requests
     if wanted is None and conf.rounds is not None:
         wanted = conf.rounds * (conf.concurrency or 1)
+        _check_count(wanted, "workload.rounds x workload.concurrency")
     if trace is None:
         return DEFAULT_REQUESTS if wanted is None else wanted
     if wanted is not None and wanted > len(trace):
@@ -94,6 +124,16 @@ def _drawn(conf: WorkloadConf, seed: int, count: int) -> dict[str, Any]:
     law = length_law(conf)
     lengths = within_limits(conf, law, count, draws.stream(seed, draws.LENGTHS))
     prompt = lengths[:, 0] + conf.prefix_tokens
+    if prompt.max() > MOST_TOKENS:
+        raise ValueError(
+            f"workload.prefix_tokens={conf.prefix_tokens} wants prompts of at most {MOST_TOKENS:,} tokens, "
+            f"got {prompt.max():,}"
+        )
+    if conf.prefix_tokens and prompt.sum() > MOST_IDS:
+        raise ValueError(
+            f"workload.prefix_tokens wants at most {MOST_IDS:,} prompt tokens in all, whose ids memory holds, got "
+            f"{prompt.sum():,}; lower workload.num_requests or the lengths"
+        )
     content: dict[str, Any] = {"prompt_tokens": prompt, "output_tokens": lengths[:, 1], "provenance": law.provenance}
     if conf.prefix_tokens:
         content["token_ids"] = shared_prefix_ids(conf, prompt, draws.stream(seed, draws.CONTENT))

@@ -5,7 +5,34 @@ import math
 from sim.workload.arrival import arrival_process
 from sim.workload.conf import WorkloadConf
 from sim.workload.length import names as length_names
+from sim.workload.trace import MOST_REQUESTS, MOST_SECONDS, MOST_TOKENS
 
+
+# From and to: outside, the sums lose their digits or leave the clock.
+RANGES = {
+    "rate": (1e-8, 1e12),
+    "rate_end": (1e-8, 1e12),
+    "duration_s": (1e-9, MOST_SECONDS),
+    "burstiness": (1e-6, 1e12),
+    "time_scale": (1e-12, 1e12),
+    "zipf_exponent": (1e-6, 100.0),
+    "input_cv": (1e-6, 1000.0),
+    "output_cv": (1e-6, 1000.0),
+}
+ENDLESS = ("rate", "burstiness")
+MOST_ZIPF = 1 << 20
+"""Each possible length of a zipf law has its own probability, in memory."""
+NO_LIMIT = 10**12
+COUNTS = {
+    "num_requests": MOST_REQUESTS,
+    "rounds": MOST_REQUESTS,
+    "concurrency": MOST_REQUESTS,
+    "limit": NO_LIMIT,
+    "input_tokens": MOST_TOKENS,
+    "output_tokens": MOST_TOKENS,
+    "max_input_tokens": NO_LIMIT,
+    "hash_block_tokens": MOST_TOKENS,
+}
 
 UNTIMED = ("closed_loop", "all_at_once")
 
@@ -24,23 +51,41 @@ def check_conf(conf: WorkloadConf) -> None:
 
 
 def _check_numbers(conf: WorkloadConf) -> None:
-    positive = ("rate", "rate_end", "duration_s", "burstiness", "time_scale", "zipf_exponent", "input_cv", "output_cv")
-    for key in positive:
+    for key, (least, most) in RANGES.items():
         value = getattr(conf, key)
-        if value is not None and not value > 0:
+        if value is None:
+            continue
+        if not value > 0:
             raise ValueError(f"workload.{key} wants a number > 0, got {value}")
-        if value is not None and math.isinf(value) and key not in ("rate", "burstiness"):
+        if math.isinf(value) and key in ENDLESS:
+            continue
+        if math.isinf(value):
             raise ValueError(f"workload.{key} wants a finite number > 0, got {value}")
-    counts = ("num_requests", "rounds", "concurrency", "input_tokens", "output_tokens", "max_input_tokens", "limit")
-    for key in (*counts, "hash_block_tokens"):
+        if not least <= value <= most:
+            endless = " (or inf)" if key in ENDLESS else ""
+            raise ValueError(f"workload.{key} wants a number from {least:g} to {most:g}{endless}, got {value:g}")
+    for key, largest in COUNTS.items():
         value = getattr(conf, key)
-        if value is not None and not (value >= 1 and value == int(value)):
+        if value is None:
+            continue
+        if not 1 <= value < math.inf or value != int(value):
             raise ValueError(f"workload.{key} wants an integer >= 1, got {value}")
+        if value > largest:
+            raise ValueError(f"workload.{key} wants at most {largest:,}, got {value}")
+    if conf.prefix_tokens > MOST_TOKENS:
+        raise ValueError(f"workload.prefix_tokens wants at most {MOST_TOKENS:,}, got {conf.prefix_tokens}")
     if conf.prefix_tokens < 0:
         raise ValueError(f"workload.prefix_tokens wants an integer >= 0, got {conf.prefix_tokens}")
+    if conf.max_total_tokens is not None and conf.max_total_tokens > NO_LIMIT:
+        raise ValueError(f"workload.max_total_tokens wants at most {NO_LIMIT:,}, got {conf.max_total_tokens}")
     if conf.max_total_tokens is not None and conf.max_total_tokens < 2:
         raise ValueError(
             f"workload.max_total_tokens wants an integer >= 2 (prompt and output), got {conf.max_total_tokens}"
+        )
+    if conf.lengths == "zipf" and max(conf.input_tokens, conf.output_tokens) > MOST_ZIPF:
+        raise ValueError(
+            f"workload.lengths=zipf wants workload.input_tokens and output_tokens of at most {MOST_ZIPF:,}, "
+            f"got {max(conf.input_tokens, conf.output_tokens):,}"
         )
     for key in ("range_ratio", "output_range_ratio"):
         value = getattr(conf, key)

@@ -9,12 +9,26 @@ from sim.workload.source import Head, Source, Trace, integer_rows, json_columns,
 KEYS = ("timestamp", "input_length", "output_length")
 
 
-def fits(head: Head, block_tokens: int) -> bool:
-    """Whether the first request has as many hashes as blocks of `block_tokens` tokens (or has none to tell)."""
+def fits(head: Head, block_tokens: int, other_block_tokens: int, fractional: bool) -> bool:
+    """Whether the requests have as many hashes as blocks of `block_tokens` tokens, or none to tell.
+
+    The first request on which `block_tokens` and `other_block_tokens` differ decides. Where none does, the unit of
+    the times may: seconds have fractions, milliseconds have not; `fractional` says which ones the format has.
+    """
     if not (head.json and set(KEYS) <= head.names):
         return False
-    ids, length = head.first.get("hash_ids"), head.first.get("input_length")
-    return not isinstance(ids, list) or not isinstance(length, int) or len(ids) == -(-length // block_tokens)
+    whole = True
+    for row in head.rows:
+        ids, length = row.get("hash_ids"), row.get("input_length")
+        if isinstance(ids, list) and isinstance(length, int) and 0 < length < 1 << 60:
+            blocks, other = (-(-length // size) for size in (block_tokens, other_block_tokens))
+            if len(ids) not in (blocks, other):
+                return False
+            if blocks != other:
+                return len(ids) == blocks
+        time = row.get("timestamp")
+        whole &= not (isinstance(time, float) and not time.is_integer())
+    return whole or fractional
 
 
 def read_hashed(source: Source, conf: WorkloadConf, what: str, unit_ns: float, block_tokens: int) -> Trace:

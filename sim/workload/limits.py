@@ -9,6 +9,7 @@ from sim.workload import draws
 from sim.workload.conf import WorkloadConf
 from sim.workload.length import LengthLaw
 from sim.workload.source import Trace
+from sim.workload.trace import MOST_TOKENS
 
 
 def within_limits(
@@ -42,6 +43,12 @@ def within_limits(
         )
     if conf.over_limit == "truncate":
         pairs = _truncated(conf, pairs)
+    if pairs.max() > MOST_TOKENS:
+        first = pairs[np.argmax(pairs.max(axis=1))]
+        raise ValueError(
+            f"workload.lengths={conf.lengths} wants at most {MOST_TOKENS:,} tokens of input and of output, got "
+            f"{first[0]:,.0f} and {first[1]:,.0f}; lower the lengths, or their spread, or set workload.max_total_tokens"
+        )
     return pairs.astype(np.int64)
 
 

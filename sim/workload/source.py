@@ -4,13 +4,22 @@ import csv
 import gzip
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
+from sim.workload.trace import MOST_TOKENS
+
+
+LOOKED_AT = 1000
+"""Lines of a JSON file that may decide its format."""
+
+LARGEST_NS = 9e18
+"""Times in a file, whose origin may be a calendar's: what nanoseconds in 64 bits hold."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +37,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Head:
-    """What a format is recognised by: columns of a csv header or keys of the first JSON object, in lower case."""
+    """What a format is recognised by: columns of a csv header or keys of the first JSON object, in lower case.
+
+    `rows`: the first objects of a JSON file, up to one that is broken.
+    """
 
     json: bool
     names: frozenset[str]
-    first: dict[str, Any]
+    rows: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,22 +98,26 @@ def load(path: Path, key: str) -> Source:
         raise ValueError(f"{path}: wanted UTF-8 text, plain or gzip, got bytes that don't decode ({problem})") from None
     if not text.strip():
         raise ValueError(f"{path}: wanted at least one request, got an empty file")
-    # Only \n ends a line: str.splitlines would also cut JSON strings at other separators.
-    return Source(path, text.split("\n"))
+    # Only \n, \r\n and \r end a line: str.splitlines would also cut JSON strings at other separators.
+    return Source(path, text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
 
 
 def head_of(source: Source) -> Head:
-    """Header or first object of a file."""
+    """Header or first objects of a file."""
     number = next(n for n, line in enumerate(source.lines, 1) if line.strip())
     first = source.lines[number - 1].strip()
     if first.startswith("["):
-        document = json_array(source)
-        item = document[0] if document and isinstance(document[0], dict) else {}
+        rows = [item for item in json_array(source)[:1] if isinstance(item, dict)]
     elif first.startswith("{"):
-        item = json_object(source, number, first)
+        rows = [json_object(source, number, first)]
+        for number, line in enumerate(source.lines[number : number + LOOKED_AT], number + 1):
+            try:
+                rows += [json_object(source, number, line)] if line.strip() else []
+            except ValueError:
+                break  # the reader names it
     else:
-        return Head(False, frozenset(_cells(first)), {})
-    return Head(True, frozenset(str(key).lower() for key in item), item)
+        return Head(False, frozenset(_cells(source, number)))
+    return Head(True, frozenset(str(key).lower() for key in (rows[0] if rows else ())), tuple(rows))
 
 
 def json_array(source: Source) -> list[Any]:
@@ -112,6 +128,8 @@ def json_array(source: Source) -> list[Any]:
         raise Source(source.path, []).error(
             problem.lineno, "valid JSON", f"{problem.msg} (column {problem.colno})"
         ) from None
+    except (ValueError, RecursionError) as problem:
+        raise ValueError(f"{source.path}: wanted a JSON array of records, got {_unreadable(problem)}") from None
     if not isinstance(document, list):
         raise Source(source.path, []).error(1, "a JSON array of records", f"a JSON {type(document).__name__}")
     return document
@@ -123,9 +141,15 @@ def json_object(source: Source, number: int, text: str) -> dict[str, Any]:
         item = json.loads(text)
     except json.JSONDecodeError as problem:
         raise source.error(number, "one JSON object", f"broken JSON: {problem.msg} (column {problem.colno})") from None
+    except (ValueError, RecursionError) as problem:
+        raise source.error(number, "one JSON object", _unreadable(problem)) from None
     if not isinstance(item, dict):
         raise source.error(number, "one JSON object", f"a JSON {type(item).__name__}")
     return item
+
+
+def _unreadable(problem: Exception) -> str:
+    return "one nested too deeply" if isinstance(problem, RecursionError) else "a number of thousands of digits"
 
 
 def json_lines(source: Source, limit: int | None) -> list[tuple[int, dict[str, Any]]]:
@@ -151,14 +175,17 @@ def csv_columns(
     """The cells of the columns `keys` (any case) and each row's line; every row must be as wide as the header."""
     number = next(n for n, line in enumerate(source.lines, 1) if line.strip())
     header = source.lines[number - 1]
-    columns = _cells(header)
+    columns = _cells(source, number)
+    twice = [key for key in keys if columns.count(key) > 1]
+    if twice:
+        raise source.error(number, f"one column {twice[0]!r}", f"{columns.count(twice[0])}")
     missing = [key for key in keys if key not in columns]
     if missing:
         raise source.error(number, f"a column {missing[0]!r}", f"only {', '.join(map(repr, columns))}")
     reader = csv.reader(source.lines[number:], delimiter="\t" if "\t" in header else ",")
     rows: list[list[str]] = []
     lines: list[int] = []
-    for row in reader:
+    for row in _rows(source, reader, number):
         if not row or (len(row) == 1 and not row[0].strip()):
             continue
         if limit is not None and len(rows) == limit:
@@ -173,17 +200,26 @@ def csv_columns(
     return {key: list(cells[columns.index(key)]) for key in keys}, np.array(lines)
 
 
-def _cells(header: str) -> list[str]:
-    return [cell.strip().lower() for cell in next(csv.reader([header], delimiter="\t" if "\t" in header else ","))]
+def _cells(source: Source, number: int) -> list[str]:
+    header = source.lines[number - 1]
+    reader = csv.reader([header], delimiter="\t" if "\t" in header else ",")
+    return [cell.strip().lower() for cell in next(_rows(source, reader, number - 1))]
+
+
+def _rows(source: Source, reader: Any, before: int) -> Iterator[list[str]]:
+    """The rows of a csv reader that begins after line `before`; a row it can't read is an error with its line."""
+    try:
+        yield from reader
+    except csv.Error as problem:
+        raise source.error(before + max(reader.line_num, 1), "a row of a csv table", str(problem)) from None
 
 
 def tokens(
     source: Source, lines: Int[np.ndarray, " row"], what: str, cells: list[Any], least: int = 1
 ) -> Int[np.ndarray, " row"]:
-    """Token counts: integers >= `least`, given as numbers or text."""
-    values = _numbers(
-        source, lines, f"{what} as an integer >= {least}", cells, lambda x: (x >= least) & (x == np.floor(x))
-    )
+    """Token counts: integers from `least` to `MOST_TOKENS`, given as numbers or text."""
+    wanted = f"{what} as an integer >= {least}"
+    values = _numbers(source, lines, wanted, cells, MOST_TOKENS, lambda x: (x >= least) & (x == np.floor(x)))
     return values.astype(np.int64)
 
 
@@ -191,7 +227,8 @@ def times_ns(
     source: Source, lines: Int[np.ndarray, " row"], what: str, cells: list[Any], unit_ns: float
 ) -> Int[np.ndarray, " row"]:
     """Times >= 0 in units of `unit_ns`, rounded to nanoseconds, halves up; integers of whole units stay exact."""
-    values = _numbers(source, lines, f"{what} as a finite number >= 0", cells, lambda x: x >= 0)
+    wanted = f"{what} as a finite number >= 0"
+    values = _numbers(source, lines, wanted, cells, LARGEST_NS / unit_ns, lambda x: x >= 0)
     if unit_ns == 1 and all(isinstance(cell, int) for cell in cells):
         return np.array(cells, dtype=np.int64)
     return np.floor(values * unit_ns + 0.5).astype(np.int64)
@@ -202,18 +239,21 @@ def _numbers(
     lines: Int[np.ndarray, " row"],
     wanted: str,
     cells: list[Any],
+    most: float,
     good: Callable[[Float[np.ndarray, " row"]], Bool[np.ndarray, " row"]],
 ) -> Float[np.ndarray, " row"]:
     try:
         values = np.array([_number(cell) for cell in cells]) if _mixed(cells) else np.array(cells).astype(np.float64)
-    except ValueError:
+    except (ValueError, OverflowError):
         values = np.array([_number(cell) for cell in cells])
     with np.errstate(invalid="ignore"):
-        bad = ~(np.isfinite(values) & good(values))
+        bad = ~(np.isfinite(values) & (values <= most) & good(values))
     if bad.any():
         row = int(np.argmax(bad))
+        if most < values[row] < math.inf:
+            wanted += f" and at most {most:.10g}"
         cell = cells[row]
-        raise source.error(int(lines[row]), wanted, repr(cell.strip() if isinstance(cell, str) else cell))
+        raise source.error(int(lines[row]), wanted, f"{(cell.strip() if isinstance(cell, str) else cell)!r:.60}")
     return values
 
 
@@ -225,7 +265,7 @@ def _mixed(cells: list[Any]) -> bool:
 def _number(cell: Any) -> float:
     try:
         return float(cell) if not isinstance(cell, bool) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
@@ -235,7 +275,8 @@ def integer_rows(source: Source, lines: Int[np.ndarray, " row"], what: str, rows
     for number, row in zip(lines, rows, strict=True):
         array = np.array(row) if isinstance(row, list) and not any(isinstance(x, (list, dict)) for x in row) else None
         if array is None or not (array.size == 0 or array.dtype.kind in "iu"):
-            raise source.error(int(number), f"{what} as a list of integers", f"{row!r:.60}")
+            bits = " of 64 bits" if array is not None and all(isinstance(x, int) for x in row) else ""
+            raise source.error(int(number), f"{what} as a list of integers{bits}", f"{row!r:.60}")
         arrays.append(array.astype(np.int64))
     return arrays
 

@@ -7,6 +7,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 
+MOST_REQUESTS = 10_000_000
+MOST_TOKENS = 1 << 24
+"""Of one request's prompt, and of its output: longer than any model reads."""
+MOST_SECONDS = 3.2e8
+"""The last arrival: some ten years. A clock in integer nanoseconds ends at 9.2e9 s."""
+
+
 @dataclass(frozen=True, eq=False)
 class Workload:
     """Requests in arrival order; all arrays have axis `request` and are stored as int64.
@@ -54,10 +61,16 @@ class Workload:
                 raise ValueError(
                     f"a workload wants one entry of {key} per request: {requests} requests, {len(value)} entries"
                 )
+        if requests > MOST_REQUESTS:
+            raise ValueError(f"a workload wants at most {MOST_REQUESTS:,} requests, got {requests:,}")
         if requests == 0:
             raise ValueError("a workload wants at least one request, got none")
         if self.arrival_ns[0] < 0 or np.any(np.diff(self.arrival_ns) < 0):
             raise ValueError("a workload wants non-negative, non-decreasing arrival_ns")
+        if self.arrival_ns[-1] > MOST_SECONDS * 1e9:
+            raise ValueError(f"a workload wants its last arrival within {MOST_SECONDS:g} s, some ten years")
+        if max(self.prompt_tokens.max(), self.output_tokens.max()) > MOST_TOKENS:
+            raise ValueError(f"a workload wants at most {MOST_TOKENS:,} prompt tokens and output tokens per request")
         if self.prompt_tokens.min() < 1 or self.output_tokens.min() < 1:
             raise ValueError("a workload wants at least one prompt token and one output token per request")
         if self.concurrency is not None and self.concurrency < 1:
@@ -83,5 +96,5 @@ class Workload:
 
 
 def seconds_to_ns(seconds: Float[np.ndarray, " request"]) -> Int[np.ndarray, " request"]:
-    """`sim.units.to_ns` for an array of non-negative seconds: `floor(1e9 t + 1/2)`."""
+    """`sim.units.to_ns` for an array of seconds from 0 to `MOST_SECONDS`: `floor(1e9 t + 1/2)`."""
     return np.floor(seconds * 1e9 + 0.5).astype(np.int64)

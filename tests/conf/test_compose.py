@@ -91,7 +91,7 @@ def test_a_mistake_is_one_sentence(override):
     [
         ("name: x\nratee: 3\n", "unknown key workload.ratee: did you mean workload.rate"),
         ("name: x\nrate: fast\n", "workload.rate wants a number, got 'fast'"),
-        ("name: [x\n", "no valid YAML"),
+        ("name: [x\n", "broken YAML in line 2"),
         ("- a\n- b\n", "a mapping"),
     ],
 )

@@ -14,6 +14,7 @@ from sim.deployment.graphs import (
     padded,
     padding_table,
     prefill_sizes,
+    runs_as,
 )
 
 
@@ -106,6 +107,24 @@ def test_full_graphs_only_for_uniform_decodes():
     assert graph_mode_of("FULL", 0, True, sizes) == EAGER
 
 
+@pytest.mark.parametrize(
+    ("mode", "tokens", "all_decode", "found"),
+    [
+        ("FULL_AND_PIECEWISE", 5, True, (8, FULL)),
+        ("FULL_AND_PIECEWISE", 5, False, (8, PIECEWISE)),
+        ("FULL_AND_PIECEWISE", 9, True, (9, EAGER)),
+        ("FULL_DECODE_ONLY", 5, True, (8, FULL)),
+        ("FULL_DECODE_ONLY", 5, False, (5, EAGER)),
+        ("PIECEWISE", 5, True, (8, PIECEWISE)),
+        ("FULL", 5, False, (8, FULL)),
+        ("NONE", 5, True, (5, EAGER)),
+        ("FULL", 0, True, (0, EAGER)),
+    ],
+)
+def test_an_eager_step_is_not_padded(mode, tokens, all_decode, found):
+    assert runs_as(mode, tokens, all_decode, (1, 4, 8)) == found
+
+
 def test_sglang_lists():
     # decode: 1 2 4 8 12, then steps of 8; the largest is appended where the grid misses it
     assert capture_sizes("sglang-0.5", 2048, 8192, top=30) == (1, 2, 4, 8, 12, 16, 24, 30)
@@ -116,7 +135,7 @@ def test_sglang_lists():
 
 
 def test_bad_sizes_are_named():
-    with pytest.raises(ValueError, match="captured sizes must be positive.*cudagraph_capture_sizes"):
+    with pytest.raises(ValueError, match="captured sizes must be positive.*engine.cudagraph_capture_sizes"):
         capture_sizes("0.19.0", 8, 64, sizes=[0, 4])
     with pytest.raises(ValueError, match="largest captured size must be a positive.*enforce_eager"):
         capture_sizes("0.19.0", 8, 64, max_size=0)

@@ -1,13 +1,14 @@
 """Default limits against recorded ones, profiles by version, and the sentences for bad settings."""
 
 import csv
+import re
 from dataclasses import replace
 
 import pytest
 
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.defaults import default_limits, static_fraction
-from sim.deployment.engine import EngineConf
+from sim.deployment.engine import EngineConf, LimitTier
 from sim.deployment.settings import engine_names, load_engine, resolve_engine, version_key
 from sim.hardware.read import load_device
 from sim.model.read import load_model
@@ -183,8 +184,19 @@ def test_sglang_computes_its_fraction(llama, h100):
         ({"gpu_memory_utilization": float("nan")}, "above 0 and at most 1, got nan"),
         ({"block_size": 24}, "block_size must be one of .* got 24"),
         ({"kv_cache_dtype": "fp7"}, "kv_cache_dtype must be auto or one of .* got 'fp7'"),
-        ({"kv_cache_memory_bytes": -1.0}, "kv_cache_memory_bytes must be positive, got -1.0"),
-        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override must be positive, got 0"),
+        ({"kv_cache_memory_bytes": -1.0}, r"kv_cache_memory_bytes must be above 0 and at most 1e\+15 bytes, got -1"),
+        ({"kv_cache_memory_bytes": float("inf")}, "got inf: change engine.kv_cache_memory_bytes"),
+        ({"kv_cache_memory_bytes": float("nan")}, "got nan: change engine.kv_cache_memory_bytes"),
+        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override must be at least 1, got 0"),
+        ({"num_gpu_blocks_override": 2**40 + 1}, "must be at most 1,099,511,627,776, got .* engine.num_gpu_blocks_o"),
+        ({"max_num_batched_tokens": 10**12}, "at most 16,777,216, got 1,000,000,000,000: change engine.max_num_batch"),
+        ({"max_num_seqs": 10**12}, "at most 1,048,576, got 1,000,000,000,000: change engine.max_num_seqs"),
+        ({"max_cudagraph_capture_size": 0}, "got 0: change engine.max_cudagraph_capture_size, or set engine.enforce"),
+        ({"max_cudagraph_capture_size": 10**9}, "at most 1,048,576, got .*: change engine.max_cudagraph_capture_size"),
+        ({"cudagraph_capture_sizes": []}, r"between 1 and 1,048,576, at least one, got \[\]: change engine.cudagraph_"),
+        ({"cudagraph_capture_sizes": [8, 0]}, r"got \[8, 0\]: change engine.cudagraph_capture_sizes"),
+        ({"cudagraph_capture_sizes": [10**9]}, r"got \[1000000000\]: change engine.cudagraph_capture_sizes"),
+        ({"enforce_eager": True, "cudagraph_mode": "HALF"}, "got 'HALF': change engine.cudagraph_mode"),
         ({"cudagraph_mode": "HALF"}, "cudagraph_mode must be one of NONE, PIECEWISE, .* got 'HALF'"),
         ({"cuda_graph_sizes": [8]}, "cuda_graph_sizes is a setting of vLLM 0.10.2, got it for vllm 0.19.0"),
     ],
@@ -206,3 +218,108 @@ def test_kv_bytes(llama, h100):
     assert settings(llama, h100).kv_bytes_per_element == 2
     assert settings(llama, h100, kv_cache_dtype="fp8").kv_bytes_per_element == 1
     assert settings(llama, h100, kv_cache_dtype="fp8").origin["kv_cache_dtype"] == "user"
+
+
+def conf_with(**changes):
+    """The configuration of vLLM 0.19.0 with changes of its profile; `memory` is merged."""
+    conf = load_engine("vllm", "0.19.0")
+    memory = conf.profile.memory | changes.pop("memory", {})
+    return replace(conf, profile=replace(conf.profile, memory=memory, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(
+            ({key: value}, rf"profile.{key} must be between 0 and 10 seconds, got .*: change engine.profile.{key}$")
+            for key in ("sync_step_s", "idle_sleep_s", "api_pickup_s")
+            for value in (-1e-9, 10.1, float("nan"), float("inf"))
+        ),
+        *(
+            ({"memory": {"context_bytes": value}}, r"memory.context_bytes must be between 0 and 1e\+15, got")
+            for value in (-1.0, 1e30, float("nan"), float("inf"))
+        ),
+        ({"memory": {"context_byte": 1.0}}, r"unknown constant context_byte \(did you mean context_bytes\?\): correct"),
+        ({"graph_top": 0}, "profile.graph_top must be between 1 and 1,048,576, got 0: change engine.profile.graph_top"),
+        ({"graph_top_blackwell": -1}, "profile.graph_top_blackwell must be between 1"),
+        ({"graph_mode": "HALF"}, "profile.graph_mode must be one of NONE, .* change engine.profile.graph_mode"),
+        ({"default_gpu_memory_utilization": 2.0}, "default_gpu_memory_utilization must be between 0 and 1, got 2"),
+        ({"other_seqs": 0}, "profile.other_seqs must be between 1"),
+        ({"limits": [LimitTier(max_num_seqs=0)]}, "engine.profile.limits.0.max_num_seqs"),
+        ({"version": ""}, "engine.profile.version must be .* 0.10.2, .* got '': choose engine=vllm-0.19.0"),
+        ({"version": "9.9"}, r"must be the engine.version \(0.19.0\) or one of 0.10.2, .* got '9.9'"),
+        (
+            {"memory_rule": "sglang"},
+            "engine.name=vllm goes with the memory rule vllm, got .*memory_rule=sglang: choose",
+        ),
+    ],
+)
+def test_bad_facts_are_one_sentence(llama, h100, changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        resolve_engine(conf_with(**changes), llama, h100, DeploymentConf())
+    assert "\n" not in str(error.value)
+
+
+def test_a_profile_without_a_constant_is_refused(llama, h100):
+    conf = conf_with()
+    del conf.profile.memory["context_bytes"]
+    with pytest.raises(ValueError, match="lacks context_bytes, .*: add engine.profile.memory.context_bytes"):
+        resolve_engine(conf, llama, h100, DeploymentConf())
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        (EngineConf(name="sglang"), "engine.name=sglang .* engine.scheduler=vllm, .* choose engine=sglang-0.5"),
+        (replace(load_engine("vllm"), name="trtllm"), "engine.scheduler=vllm.* choose engine=trtllm-1.0"),
+        (
+            replace(load_engine("vllm"), name="sglang", scheduler="sglang"),
+            "memory rule sglang, .*=vllm: choose engine=sg",
+        ),
+        (replace(load_engine("vllm"), scheduler="sglang"), "engine.scheduler=sglang, the scheduler of sglang: choose"),
+    ],
+)
+def test_engines_do_not_mix(llama, h100, conf, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_engine(conf, llama, h100, DeploymentConf())
+
+
+def test_changed_facts_of_another_version_are_not_dropped(llama, h100):
+    changed = replace(conf_with(sync_step_s=2e-3), version="0.11.0")
+    with pytest.raises(
+        ValueError, match="engine.profile.sync_step_s was changed .* takes that of 0.11.0: choose engin"
+    ):
+        resolve_engine(changed, llama, h100, DeploymentConf())
+    own = replace(conf_with(version="0.20.1", sync_step_s=2e-3), version="0.20.1")
+    found = resolve_engine(own, llama, h100, DeploymentConf())
+    assert found.profile.sync_step_s == 2e-3 and found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("keys", "sizes", "note"),
+    [
+        ({"cudagraph_capture_sizes": [1_000_000]}, 0, "nothing of engine.cudagraph_capture_sizes is captured .* 8,192"),
+        ({"cudagraph_capture_sizes": [4, 9000]}, 1, r"9,000 of engine.cudagraph_capture_sizes exceeds .*up to 4"),
+        ({"max_cudagraph_capture_size": 9000}, 1, "9,000 of engine.max_cudagraph_capture_size exceeds"),
+        ({"cudagraph_capture_sizes": [4], "enforce_eager": True}, 0, "has no effect: CUDA graphs are off"),
+        ({"cudagraph_capture_sizes": [4], "cudagraph_mode": "NONE"}, 0, "has no effect: CUDA graphs are off"),
+        ({"cuda_graph_sizes": [4, 9000], "version": "0.10.2"}, 1, "9,000 of engine.cuda_graph_sizes exceeds"),
+        ({"cudagraph_capture_sizes": [4, 8]}, 2, None),
+        ({"max_cudagraph_capture_size": 96}, 3 + 12, None),
+    ],
+)
+def test_sizes_that_are_not_captured_are_noted(llama, h100, keys, sizes, note):
+    found = settings(llama, h100, **({"version": "0.19.0"} | keys))
+    assert (len(found.graph_sizes) == 0) is (sizes == 0)
+    assert (found.graph_mode == "NONE") is (sizes == 0)
+    if note is None:
+        assert len(found.graph_sizes) == sizes and found.notes == ()
+    else:
+        assert len(found.notes) == 1
+        assert re.search(note, found.notes[0])
+
+
+def test_a_device_below_sglangs_reserve(llama, h100):
+    tiny = replace(h100, memory_bytes=1e9)
+    with pytest.raises(ValueError, match="sglang reserves more .* 0.93 GiB .* set engine.gpu_memory_utilization"):
+        resolve_engine(load_engine("sglang"), llama, tiny, DeploymentConf())

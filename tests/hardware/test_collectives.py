@@ -147,7 +147,9 @@ def test_unknown_family_is_named():
 
 def test_no_network_is_named():
     device = replace(load_device("h100-sxm"), nic=LinkConf())
-    with pytest.raises(ValueError, match="spans 2 nodes of NVIDIA H100 SXM 80GB, which has no network link; set nic"):
+    with pytest.raises(
+        ValueError, match="16 ranks of NVIDIA H100 SXM 80GB .* no network joins them: give hardware.nic.kind"
+    ):
         collective_constants(device, "all_reduce", 16)
 
 

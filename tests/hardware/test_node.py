@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from sim.hardware.collectives import collective_constants
 from sim.hardware.node import Node, usable_bytes_per_s
 from sim.hardware.read import list_devices, load_device
 from sim.hardware.spec import LinkConf
@@ -97,3 +98,34 @@ def test_links_are_symmetric(name, a, b):
 def test_a_larger_group_never_gets_less(topology, ports, group):
     link = LinkConf("X", 1e9, 1e-6, 64, topology, ports)
     assert usable_bytes_per_s(link, group) <= usable_bytes_per_s(link, group + 1) <= link.bytes_per_s
+
+
+NONE = LinkConf()
+CUT = LinkConf("NVLink", 0.0)
+PAIRS = LinkConf("NVLink", 300e9, max_group=2)
+
+
+@pytest.mark.parametrize(
+    ("links", "group", "missing"),
+    [
+        ({}, 8, None),
+        ({"scale_up": NONE}, 8, None),
+        ({"scale_up": NONE, "pcie": NONE}, 1, None),
+        ({"scale_up": PAIRS, "pcie": NONE}, 2, None),
+        ({"scale_up": NONE, "pcie": NONE}, 2, "hardware.pcie.kind and hardware.pcie.bytes_per_s .or scale_up"),
+        ({"scale_up": CUT, "pcie": LinkConf("none", 32e9)}, 2, "hardware.pcie.kind"),
+        ({"scale_up": PAIRS, "pcie": NONE}, 4, "whose scale-up link joins 2, have no link that joins so many"),
+        ({"nic": NONE}, 16, "more than the 8 of one node .* hardware.nic.kind and hardware.nic.bytes_per_s"),
+    ],
+)
+def test_a_group_needs_a_link(links, group, missing):
+    node = Node(replace(load_device("h100-sxm"), **links))
+    if missing is None:
+        node.check_link(group)
+        return
+    with pytest.raises(
+        ValueError, match=f"^{group} ranks of NVIDIA H100 .*{missing}.*lower deployment.tensor_parallel"
+    ):
+        node.check_link(group)
+    with pytest.raises(ValueError, match=missing):
+        collective_constants(node.device, "all_reduce", group)

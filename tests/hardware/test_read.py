@@ -1,10 +1,12 @@
 """Reading device files: names, a user's own file, plug-ins, and one sentence for each mistake."""
 
+import dataclasses
 import sys
 
 import pytest
 
-from sim.hardware.check import source_of
+from sim.hardware.check import device_from, numbers, source_of
+from sim.hardware.plausible import range_of
 from sim.hardware.read import list_devices, load_device
 from sim.hardware.spec import DeviceConf
 
@@ -72,7 +74,7 @@ def test_unknown_names_say_the_nearest(name, sentence):
             r"memory_bytes_per_s must be a number in bytes per second, not negative and finite, got nan",
         ),
         (("2e12", "2 TB/s"), r"memory_bytes_per_s must be a number in bytes per second, got '2 TB/s'"),
-        (("2e12", "0"), r"memory_bytes_per_s must be positive, got 0"),
+        (("2e12", "0"), r"memory_bytes_per_s must be a number in bytes per second between 1e\+07 and 1e\+16, got 0"),
         (("bf16", "bf17"), r"unknown dtype bf17 \(did you mean bf16\?\); known are fp32"),
         (("bf16: 100e12", "bf16: true"), r"peak_flops_per_s.bf16 must be a number in FLOP per second, got True"),
         (("100\n", "1.5\n"), r"compute_units must be a whole number, got 1.5"),
@@ -92,23 +94,65 @@ def test_wrong_content_is_one_sentence(tmp_path, change, sentence):
     [
         (
             "memory_efficiency: 1.2",
-            r"memory_efficiency must be a share in \(0, 1\], got 1.2; correct memory_efficiency",
+            r"memory_efficiency must be a share between 0.001 and 1, got 1.2; correct memory_efficiency",
         ),
-        ("matmul_efficiency: {bf16: 0}", r"matmul_efficiency.bf16 must be a share in \(0, 1\], got 0"),
+        ("matmul_efficiency: {bf16: 0}", r"matmul_efficiency.bf16 must be a share between 0.001 and 1, got 0"),
         ("matmul_efficiency: {fp8: 0.5}", r"matmul_efficiency.fp8 has no peak_flops_per_s.fp8"),
         ("memory_nominal_bytes: 60e9", r"memory_bytes \(64000000000\) must not exceed memory_nominal_bytes"),
         ("scale_up: {kind: NVLink}", r"scale_up.bytes_per_s must be positive for a NVLink link"),
         ("scale_up: {latency: 1}", r"unknown key scale_up.latency \(did you mean latency_s\?\)"),
         ("pcie: {kind: PCIe, bytes_per_s: 1e9, topology: star}", r"pcie.topology must be one of switch, mesh, torus"),
+        (
+            "nic: {kind: nvlink, bytes_per_s: 1e9}",
+            r"nic.kind must be one of NVLink, .* got nvlink \(did you mean NVLink or NVLink-C2C\?\); correct nic.kind",
+        ),
+        ("collectives: h100", r"collectives must be one of .*, got h100 \(did you mean h100_sxm\?\)"),
         ("memory_bytes_estimated: maybe", r"memory_bytes_estimated must be true or false, got 'maybe'"),
-        ("notes: [", r"is not valid YAML"),
-        ("memory_bytes: 1", r"is not valid YAML: .*duplicate key"),
+        ("notes: [", r"broken YAML in line"),
+        ("memory_bytes: 1", r"broken YAML in line \d+, duplicate key"),
     ],
 )
 def test_wrong_additions_are_one_sentence(tmp_path, line, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         load_device(write(tmp_path, MINIMAL + line + "\n"))
     assert "\n" not in str(caught.value)
+
+
+def _edges():
+    """Every numeric key of a device with its least and largest value, and the dict that sets it."""
+    whole = load_device("h100-sxm")
+    for key in numbers(whole):
+        low, high, _ = range_of(key)
+        yield key, low, high
+
+
+def _with(key, value):
+    content = dataclasses.asdict(load_device("h100-sxm"))
+    head, _, tail = key.partition(".")
+    (content[head] if tail else content)[tail or head] = value
+    if key == "memory_bytes":
+        content["memory_nominal_bytes"] = max(value, 1e6)
+    return content
+
+
+@pytest.mark.parametrize(("key", "low", "high"), list(_edges()))
+def test_every_number_has_a_range(key, low, high):
+    """Both ends are accepted, what lies outside is one sentence, in whatever unit."""
+    for value in (low, high):
+        if key == "memory_nominal_bytes" and value == low:
+            continue  # must not be below memory_bytes
+        device_from(_with(key, value), "acme")
+    for value in (1e30, 2 * high, *([low / 2] if low > 0 else []), -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=rf"^Device acme: {key} must be .*got .*; correct {key}\.$") as caught:
+            device_from(_with(key, value), "acme")
+        assert "\n" not in str(caught.value)
+
+
+def test_the_catalogue_is_far_from_the_bounds():
+    for name in list_devices():
+        for key, value in numbers(load_device(name)).items():
+            low, high, none = range_of(key)
+            assert (none and value == 0) or low <= value <= high, (name, key)
 
 
 @pytest.mark.parametrize("text", ["", "- a\n- b\n"])

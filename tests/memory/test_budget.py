@@ -1,6 +1,7 @@
 """The memory sum: hand-worked terms, verdicts, ranges, and how it moves with memory and ranks."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -152,6 +153,75 @@ def test_asking_for_more_than_is_free():
     found = budget(gpu_memory_utilization=1.0)
     assert not found.fits
     assert "gpu_memory_utilization 1 asks for 79.19 GiB, but about 78.96 GiB are free" in found.verdict
+
+
+QWEN = load_model(str(catalogue()["qwen2.5-0.5b"]))
+GEMMA = load_model(str(catalogue()["gemma-3-12b"]))
+SMALL = replace(H100, memory_bytes=24.0 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("keys", "verdict"),
+    [
+        # one block is the engine's own; six groups of layers need two each
+        (
+            {"num_gpu_blocks_override": 1},
+            r"engine.num_gpu_blocks_override=1 .* set it to at least 2, or leave it out\.",
+        ),
+        ({"num_gpu_blocks_override": 11, "model": GEMMA}, r"at least 12, two for each of 6 groups of layers"),
+        # 79.19 GiB less 14.99 GiB of weights are 32,869 blocks of 2 MiB
+        ({"num_gpu_blocks_override": 10**9}, r"more than the 32,8\d\d KV blocks that the weights leave .*; lower it"),
+        ({"kv_cache_memory_bytes": 1000.0}, r"bytes=1000 holds 0 KV blocks, .* at least 4,194,304 bytes, or leave"),
+        # 512 blocks of 2 MiB for 8,192 tokens; 5 blocks hold 80
+        (
+            {"kv_cache_memory_bytes": 5 * 2.0**21},
+            r"needs 1073741824 bytes of KV cache, more than engine.kv_cache_memory_bytes=10485760; "
+            r"the largest max_model_len that fits is 80 tokens, or raise engine.kv_cache_memory_bytes\.",
+        ),
+        ({"kv_cache_memory_bytes": 1e12}, r"=1000000000000 is more than the 68\d{9} bytes that the weights leave"),
+        ({"gpu_memory_utilization": 1e-9, "model": QWEN}, r"it fits with engine.gpu_memory_utilization=0.05\.$"),
+        (
+            {"gpu_memory_utilization": 1.0},
+            r"are free on an idle device; it fits with engine.gpu_memory_utilization=0.99\.",
+        ),
+        (
+            {"gpu_memory_utilization": 1.0, "device": SMALL, "max_num_seqs": 8, "max_model_len": 131072},
+            r"are free on .*; with 0.99 it does not fit: one request .*; the largest max_model_len that fits is \d",
+        ),
+        ({"gpu_memory_utilization": 0.5, "device": SMALL}, r"less than one block; it fits with engine.gpu_memory_util"),
+        # 2 million tokens of a batch take more than the device: no number of ranks helps as much as a smaller batch
+        (
+            {"max_num_batched_tokens": 2**20, "max_num_seqs": 256},
+            r"less than one block; it fits with engine.max_num_batched_tokens=\d+, or it fits with tensor_parallel=",
+        ),
+        ({"model": LLAMA, "device": replace(H100, memory_bytes=1e9)}, r"no tensor-parallel size"),
+    ],
+)
+def test_the_verdict_blames_the_right_key(keys, verdict):
+    found = budget(**keys)
+    assert not found.fits and re.search(verdict, found.verdict), found.verdict
+    assert "\n" not in found.verdict and found.verdict.endswith(".") and not found.verdict.endswith("..")
+    # what it names does fit
+    remedies = dict(re.findall(r"it fits with engine\.(\w+)=([\d.]*\d)", found.verdict))
+    for key, value in remedies.items():
+        assert budget(**(keys | {key: float(value) if "." in value else int(value)})).fits
+    advised = re.search(r"largest max_model_len that fits is ([\d,]+)", found.verdict)
+    if advised:
+        assert int(advised[1].replace(",", "")) < found.max_model_len
+
+
+@given(st.integers(1, 40), st.sampled_from([LLAMA, QWEN, GEMMA]), st.sampled_from(["0.10.2", "0.19.0", "0.33.0"]))
+@hypothesis_settings(max_examples=30, deadline=None)
+def test_what_fits_has_two_blocks_for_each_group(blocks, model, version):
+    """The facade gives each group its part of the blocks and refuses fewer than two: the verdict says the same."""
+    found = budget(model, num_gpu_blocks_override=blocks, version=version, max_model_len=64)
+    assert found.fits is (found.num_blocks // len(found.layout.groups) >= 2)
+
+
+def test_an_override_of_blocks_moves_the_margin():
+    few, many = budget(num_gpu_blocks_override=600), budget(num_gpu_blocks_override=32_800)
+    assert few.margin_bytes - many.margin_bytes == pytest.approx(32_200 * 2**21)
+    assert (few.oom_risk, many.oom_risk) == ("low", "likely")
 
 
 def test_risk_grows_with_utilization():

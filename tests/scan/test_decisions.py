@@ -23,7 +23,7 @@ def assert_equal_to_oracle(job: LaneJob, run) -> int:
     """Every statistic of every step, every time of every request; returns the preemptions."""
     requests, steps = simulate(job, price_of(job))
     if not steps:
-        assert run.steps is None and (run.requests.status == REJECTED).all()
+        assert len(run.steps) == 0 and (run.requests.status == REJECTED).all()
         return 0
     for name in steps[0]:
         assert getattr(run.steps, name).tolist() == [step[name] for step in steps], name

@@ -121,6 +121,19 @@ def test_nothing_can_be_served(job):
     assert (found.status[0], found.rejected[0], found.steps[0], found.iterations) == (Status.OK, 3, 0, 0)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_nothing_served_leaves_an_empty_step_table(job, replicas):
+    """A job whose requests are all rejected, alone and beside one that runs."""
+    empty = job(usable_blocks=0, replicas=replicas)
+    for jobs in ([empty], [empty, job()]):
+        found = scan(jobs, TABLES, **(RUN | {"log_steps": True}))
+        run = found.runs[0]
+        assert found.status[0] == Status.OK and (run.step_count, run.makespan_ns) == (0, 0)
+        assert run.steps is not None and len(run.steps) == 0
+        assert all(len(getattr(run.steps, field.name)) == 0 for field in dataclasses.fields(run.steps))
+    assert scan([empty], TABLES, **(RUN | {"log_steps": False})).runs[0].steps is None
+
+
 def test_statuses_of_the_loop(job):
     """A price that is not a number, one that is negative, a clock past 2**53, and a limit of iterations."""
     bad, negative, slow = (

@@ -112,7 +112,7 @@ def test_what_is_left_out_is_said(flags):
         ("vllm serve Qwen/Qwen3-32B --max-num-seqs", "--max-num-seqs wants a value, and the command ends there"),
         ("vllm serve Qwen/Qwen3-32B --gpu-memory-utilization x", "--gpu-memory-utilization wants a number, got 'x'"),
         ("vllm serve Qwen/Qwen3-32B --enforce-eager=maybe", "--enforce-eager wants true or false, got 'maybe'"),
-        ("vllm serve Qwen/Qwen3-32B --speculative-config x", "--speculative-config wants JSON, got 'x'"),
+        ("vllm serve Qwen/Qwen3-32B --speculative-config x", "--speculative-config wants JSON with keys, got 'x'"),
         ("vllm serve Qwen/Qwen3-32B extra", "'extra' belongs to no flag"),
         ("vllm serve Qwen/Qwen3-31B", "did you mean qwen3-"),
         ("vllm serve --max-num-seqs 3", "vllm serve wants a model"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float
 
+from sim.documents import user_path
 from sim.workload.conf import WorkloadConf
 from sim.workload.length import LengthLaw
 
@@ -51,7 +52,7 @@ def names() -> list[str]:
 
 def load(name: str) -> Profile:
     """The shipped profile `name`, or the table in the file `name` if it ends in .csv."""
-    path = Path(name).expanduser() if name.endswith(".csv") else FOLDER / f"{name}.csv"
+    path = user_path(name, "workload.profile") if name.endswith(".csv") else FOLDER / f"{name}.csv"
     if not path.is_file():
         raise ValueError(
             f"workload.profile wants one of {', '.join(names())} or the path of a .csv table, got {name!r}"

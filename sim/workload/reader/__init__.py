@@ -2,9 +2,9 @@
 
 import pkgutil
 from importlib import import_module
-from pathlib import Path
 from typing import Protocol, cast
 
+from sim.documents import user_path
 from sim.workload.conf import WorkloadConf
 from sim.workload.source import Head, Source, Trace, head_of, load
 
@@ -39,7 +39,7 @@ def read_trace(conf: WorkloadConf, path: str, key: str = "path") -> Trace:
     Errors: `ValueError` with file and line for a missing or empty file, an unknown format, broken rows, and lengths
     or times that are none.
     """
-    source = load(Path(path).expanduser(), key)
+    source = load(user_path(path, f"workload.{key}"), key)
     name = conf.format if conf.format != "auto" else _detect(source)
     trace = reader(name).read(source, conf)
     if len(trace) == 0:

@@ -9,8 +9,8 @@ BLOCK_TOKENS = 16
 
 
 def matches(head: Head) -> bool:
-    """JSON lines whose first request has one hash per 16 tokens."""
-    return fits(head, BLOCK_TOKENS)
+    """JSON lines with one hash per 16 tokens."""
+    return fits(head, BLOCK_TOKENS, 512, fractional=True)
 
 
 def read(source: Source, conf: WorkloadConf) -> Trace:

@@ -1,0 +1,153 @@
+"""What a deployment and an engine configuration may ask for: one sentence for each value that no engine could run."""
+
+import math
+from collections.abc import Iterable
+
+from sim.deployment.conf import DeploymentConf
+from sim.deployment.engine import EngineConf, EngineProfile
+from sim.deployment.graphs import MODES
+from sim.hardware.check import nearest
+from sim.hardware.node import Node
+from sim.hardware.spec import DeviceConf
+
+
+MAX_REPLICAS = 10_000
+MAX_RANKS = 4096
+MAX_TOKENS = 2**24
+MAX_SEQS = 2**20
+MAX_CAPTURED = 2**20
+MAX_BLOCKS = 2**40
+MAX_BYTES = 1e15
+MAX_HOST_S = 10.0
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def check_deployment(deployment: DeploymentConf, device: DeviceConf) -> None:
+    """Raise `ValueError` for sizes out of range, and for ranks that no link joins."""
+    for key, most in (("replicas", MAX_REPLICAS), ("tensor_parallel", MAX_RANKS), ("pipeline_parallel", MAX_RANKS)):
+        value = getattr(deployment, key)
+        if value < 1:
+            raise ValueError(f"deployment.{key} must be at least 1, got {value}.")
+        if value > most:
+            raise ValueError(f"deployment.{key} must be at most {most:,}, got {value:,}.")
+    Node(device).check_link(deployment.tensor_parallel)
+
+
+def check_conf(conf: EngineConf) -> None:
+    """Raise `ValueError` for a setting that is out of range whatever the model, the device and the version."""
+    for key, most in (
+        ("max_num_batched_tokens", MAX_TOKENS),
+        ("max_num_seqs", MAX_SEQS),
+        ("max_cudagraph_capture_size", MAX_CAPTURED),
+        ("num_gpu_blocks_override", MAX_BLOCKS),
+    ):
+        value = getattr(conf, key)
+        if value is not None and value < 1:
+            hint = ", or set engine.enforce_eager=true" if key == "max_cudagraph_capture_size" else ""
+            raise ValueError(f"{key} must be at least 1, got {value}: change engine.{key}{hint}")
+        if value is not None and value > most:
+            raise ValueError(f"{key} must be at most {most:,}, got {value:,}: change engine.{key}")
+    for key in ("cudagraph_capture_sizes", "cuda_graph_sizes"):
+        sizes = getattr(conf, key)
+        if sizes is not None and not (sizes and all(1 <= size <= MAX_CAPTURED for size in sizes)):
+            raise ValueError(
+                f"{key} must be token counts between 1 and {MAX_CAPTURED:,}, at least one, got {list(sizes)}: "
+                f"change engine.{key}, or set engine.enforce_eager=true"
+            )
+    kv = conf.kv_cache_memory_bytes
+    if kv is not None and not 0 < kv <= MAX_BYTES:
+        raise ValueError(
+            f"kv_cache_memory_bytes must be above 0 and at most {MAX_BYTES:g} bytes, got {kv:g}: "
+            "change engine.kv_cache_memory_bytes"
+        )
+    if conf.block_size not in BLOCK_SIZES:
+        raise ValueError(
+            f"block_size must be one of {', '.join(map(str, BLOCK_SIZES))} tokens, got {conf.block_size}: "
+            "change engine.block_size"
+        )
+    if conf.cudagraph_mode is not None:
+        _one_of("cudagraph_mode", conf.cudagraph_mode, MODES, "engine.cudagraph_mode")
+
+
+def check_utilization(conf: EngineConf, value: float, device: DeviceConf) -> None:
+    """Raise `ValueError` for a fraction of memory outside (0, 1]: the user's, or what the engine's rule gives here."""
+    if 0 < value <= 1:
+        return
+    if conf.gpu_memory_utilization is None:
+        raise ValueError(
+            f"{conf.name} reserves more memory than the {device.memory_bytes / 2**30:.2f} GiB of {device.name}, "
+            "so it has no default fraction: set engine.gpu_memory_utilization"
+        )
+    raise ValueError(
+        f"gpu_memory_utilization must be above 0 and at most 1, got {value}: change engine.gpu_memory_utilization"
+    )
+
+
+def check_limits(conf: EngineConf, profile: EngineProfile, tokens: int, seqs: int, length: int, chunked: bool) -> None:
+    """Raise `ValueError` for limits that contradict each other; the arguments are the resolved ones."""
+    if profile.memory_rule == "vllm" and tokens < seqs:
+        raise ValueError(
+            f"max_num_batched_tokens ({tokens:,}) must be at least max_num_seqs ({seqs:,}): "
+            "raise engine.max_num_batched_tokens or lower engine.max_num_seqs"
+        )
+    if not chunked and tokens < length:
+        raise ValueError(
+            f"without chunked prefill max_num_batched_tokens ({tokens:,}) must be at least max_model_len ({length:,}): "
+            "raise engine.max_num_batched_tokens, lower engine.max_model_len or set engine.enable_chunked_prefill=true"
+        )
+
+
+def check_profile(profile: EngineProfile, shipped: EngineProfile) -> None:
+    """Raise `ValueError` for facts of a version that cannot be; `shipped` has the constants that its rules read."""
+    for key in ("sync_step_s", "idle_sleep_s", "api_pickup_s"):
+        _between(f"profile.{key}", getattr(profile, key), 0.0, MAX_HOST_S, "seconds")
+    _between("profile.default_gpu_memory_utilization", profile.default_gpu_memory_utilization, 0.0, 1.0)
+    for key, most in (
+        ("graph_top", MAX_CAPTURED),
+        ("graph_top_blackwell", MAX_CAPTURED),
+        ("other_tokens", MAX_TOKENS),
+        ("other_seqs", MAX_SEQS),
+    ):
+        _between(f"profile.{key}", getattr(profile, key), 1, most)
+    for index, tier in enumerate(profile.limits):
+        where = f"profile.limits.{index}"
+        _between(f"{where}.min_memory_gib", tier.min_memory_gib, 0.0, 1e6, "GiB")
+        for key, least, most in (
+            ("llm_class_tokens", 1, MAX_TOKENS),
+            ("api_server_tokens", 1, MAX_TOKENS),
+            ("max_num_seqs", 1, MAX_SEQS),
+            ("graph_top", 0, MAX_CAPTURED),
+            ("graph_top_tp4", 0, MAX_CAPTURED),
+        ):
+            _between(f"{where}.{key}", getattr(tier, key), least, most)
+    _one_of("profile.graph_mode", profile.graph_mode, MODES, "engine.profile.graph_mode")
+    for key in profile.memory:
+        if key not in shipped.memory:
+            raise ValueError(
+                f"profile.memory has an unknown constant {key}{nearest(key, shipped.memory)}: correct or remove "
+                f"engine.profile.memory.{key}"
+            )
+    for key in shipped.memory:
+        if key not in profile.memory:
+            raise ValueError(
+                f"profile.memory lacks {key}, which the memory rule {profile.memory_rule} needs: "
+                f"add engine.profile.memory.{key}"
+            )
+        _between(f"profile.memory.{key}", profile.memory[key], 0.0, MAX_BYTES)
+
+
+def _between(key: str, value: float, low: float, high: float, unit: str = "") -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ValueError(
+            f"{key} must be between {_plain(low)} and {_plain(high)}{' ' if unit else ''}{unit}, got {value:g}: "
+            f"change engine.{key}"
+        )
+
+
+def _plain(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+
+
+def _one_of(name: str, value: str, known: Iterable[str], key: str) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}: change {key}")
