@@ -4,6 +4,7 @@ A mistake in any job is found before the first one runs. A job that cannot run (
 broken trace) has a summary that says so, and never ends the sweep.
 """
 
+import contextlib
 import sys
 import time
 from collections import Counter
@@ -89,6 +90,9 @@ def launch(prepared: list[str], folder: Path, jobs: list[SweepJob], announce: bo
     sys.argv = ["headway", "--multirun", f"hydra.sweep.dir={quoted(str(folder))}", *prepared]
     try:
         hydra.main(version_base=None, config_path="pkg://conf", config_name="config")(run_job)()
+    except SystemExit as stop:
+        if stop.code:
+            raise ValueError("the launcher of the multirun ended early, with its own message above.") from stop
     finally:
         sys.argv = before
     for number, job in enumerate(jobs):
@@ -118,7 +122,9 @@ def run_job(config: Any) -> str:
         status, reason = "ok", ""
     except Exception as error:
         status, reason = failure_status(error), reason_of(error)
-        write_failure(folder, status, reason, dataclasses.asdict(conf) if conf else {}, overrides)
+        # A folder that can not be written is a job without a result, which `launch` says.
+        with contextlib.suppress(Exception):
+            write_failure(folder, status, reason, dataclasses.asdict(conf) if conf else {}, overrides)
     if ANNOUNCE:
         print(f"headway: job {job.job.num}: {status} {reason} ({' '.join(overrides)})", file=sys.stderr)
     return status

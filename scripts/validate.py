@@ -77,7 +77,10 @@ def recorded_settings(
     else:
         remarks.append("the run names no device: the default is taken; hardware=NAME changes it")
     if meta.get("vllm_version") and "engine" not in said:
-        overrides += choose_engine("vllm", recorded_version(meta["vllm_version"]))
+        try:
+            overrides += choose_engine("vllm", recorded_version(meta["vllm_version"]))
+        except ValueError as error:
+            raise ValueError(f"meta.json: vllm_version={meta['vllm_version']}: {error}") from None
     translated = engine_overrides(engine_arguments(meta))
     remarks += [f"not used: {flag} ({why})" for flag, why in translated.ignored]
     remarks += translated.notes
@@ -93,7 +96,7 @@ def recorded_version(given: object) -> str:
     """The release a version string begins with: `0.11.1` of `0.11.1rc2.dev3+gabc`."""
     found = re.match(r"v?(\d+(?:\.\d+){1,2})", given) if isinstance(given, str) else None
     if not found:
-        raise ValueError(f"meta.json: vllm_version wants a version such as 0.19.0, got {given!r:.60}.")
+        raise ValueError(f"a version such as 0.19.0 is wanted, got {given!r:.60}.")
     return found[1]
 
 

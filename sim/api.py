@@ -104,10 +104,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
         raise Infeasible(budget.verdict)
     if workload is None:
         workload = build_workload(conf.workload, conf.seed)
-    job = Job(conf, plan, budget, workload, AnalyticCost())
-    if job.pool_blocks < 2:
-        raise Infeasible(f"does not fit: {job.pool_blocks} KV blocks, of which the engine keeps one for itself.")
-    return job
+    return Job(conf, plan, budget, workload, AnalyticCost())
 
 
 def run(job: Job, on_progress: Callable[[int], None] | None = None) -> SimulationResult:

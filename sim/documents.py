@@ -71,7 +71,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ValueError(f"{where}: broken YAML, nested too deeply.") from None
     except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
         # A tag whose text it does not fit (`!!int x`), a number of thousands of digits.
-        raise ValueError(f"{where}: broken YAML, a value that cannot be read ({error}).") from None
+        raise ValueError(f"{where}: broken YAML, {_said(error)}.") from None
     return tame(value, where)
 
 
@@ -84,8 +84,12 @@ def parse_json(text: str, where: str) -> Any:
     except RecursionError:
         raise ValueError(f"{where}: broken JSON, nested too deeply.") from None
     except ValueError as error:
-        raise ValueError(f"{where}: broken JSON, a number that cannot be read ({error}).") from None
+        raise ValueError(f"{where}: broken JSON, {_said(error)}.") from None
     return tame(value, where)
+
+
+def _said(error: Exception) -> str:
+    return "a number of thousands of digits" if "digits" in str(error) else f"a value that cannot be read ({error})"
 
 
 def tame(value: Any, where: str) -> Any:

@@ -93,12 +93,12 @@ def dotted(value: str) -> Any:
         return value
 
 
-def merge(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def merge(values: dict[str, Any], path: Sequence[str], value: Any, option: str) -> None:
     """Set `values[path[0]][path[1]]...`; `ValueError` where one of them has a single value already."""
     for part in path[:-1]:
         values = values.setdefault(part, {})
         if not isinstance(values, dict):
-            raise ValueError(f"{'.'.join(path)} wants {part} to hold keys, and it was given a value.")
+            raise ValueError(f"{option} wants {part} to hold keys, and it was given a value.")
     values[path[-1]] = value
 
 
@@ -169,7 +169,7 @@ def parse_flags(
                 raise ValueError(f"{program}: --{flag.name} takes one value, got {option}.")
             if not isinstance(given.flags.setdefault(flag.name, {}), dict):
                 raise ValueError(f"{program}: {option} wants --{flag.name} to hold keys, and it was given a value.")
-            merge(given.flags[flag.name], path.split("."), dotted(value))
+            merge(given.flags[flag.name], path.split("."), dotted(value), f"{program}: {option}")
         else:
             given.flags[flag.name] = convert(flag, value, program)
     return given

@@ -1,5 +1,7 @@
 """The step log: one row per executed batch, appended cheaply and read as numpy columns."""
 
+from array import array
+
 import numpy as np
 
 from sim.report.result import StepTable
@@ -27,20 +29,17 @@ COLUMNS = (
     "free_blocks",
     "preempted",
 )
-_BLOCK_ROWS = 1 << 15
 
 
 class StepLog:
-    """Rows of one run, all replicas together; kept as int64 blocks so that long runs stay small."""
+    """Rows of one run, all replicas together, one after the other in one buffer of 64-bit integers."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, ...]] = []
-        self._blocks: list[np.ndarray] = []
+        self._numbers = array("q")
 
     def append(self, replica: int, start_ns: int, end_ns: int, batch: Batch, padded: int, mode: int) -> None:
         """Record one executed batch."""
-        rows = self._rows
-        rows.append(
+        self._numbers.extend(
             (
                 replica,
                 start_ns,
@@ -63,13 +62,9 @@ class StepLog:
                 len(batch.preempted),
             )
         )
-        if len(rows) == _BLOCK_ROWS:
-            self._blocks.append(np.array(rows, dtype=np.int64))
-            rows.clear()
 
     def table(self) -> StepTable:
         """All rows as columns, ordered by replica and then by issue."""
-        tail = np.array(self._rows, dtype=np.int64).reshape(-1, len(COLUMNS))
-        rows = np.concatenate([*self._blocks, tail])
+        rows = np.array(self._numbers, dtype=np.int64).reshape(-1, len(COLUMNS))
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         return StepTable(**{name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(COLUMNS)})

@@ -3,7 +3,7 @@
 from sim.cost.lengths import FLOATS, lengths_s
 from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
-from sim.deployment.graphs import EAGER, graph_mode_of, padding_table
+from sim.deployment.graphs import EAGER, runs_as
 from sim.scheduler.base import Batch
 
 
@@ -18,20 +18,23 @@ class Pricer:
         self._token_s = table.token_s.tolist()
         self._row_s = table.row_s.tolist()
         self._terms = table.lengths
-        sizes = settings.graph_sizes
+        mode, sizes = settings.graph_mode, settings.graph_sizes
         self._largest = sizes[-1] if sizes else 0
-        self._padded = padding_table(self._largest, sizes)
-        self._mixed_mode = graph_mode_of(settings.graph_mode, 1, False, sizes)
-        decode_mode = graph_mode_of(settings.graph_mode, 1, True, sizes)
-        self._decodes = [self._without_lengths(rows, rows, decode_mode) for rows in range(settings.max_num_seqs + 1)]
+        self._mixed = [runs_as(mode, tokens, False, sizes) for tokens in range(self._largest + 1)]
+        self._decodes = []
+        for rows in range(settings.max_num_seqs + 1):
+            padded, graph = runs_as(mode, rows, True, sizes)
+            self._decodes.append((self._token_s[graph][padded] + self._row_s[rows], padded, graph))
 
     def __call__(self, batch: Batch) -> tuple[int, int, int]:
         """Duration in ns, padded tokens and graph mode (0 eager, 1 piecewise, 2 full) of a batch."""
         prefill_tokens, decodes = batch.prefill_tokens, batch.decodes
         if prefill_tokens:
-            fixed_s, tokens, mode = self._without_lengths(prefill_tokens + decodes, batch.emitting, self._mixed_mode)
+            tokens = prefill_tokens + decodes
+            padded, graph = self._mixed[tokens] if tokens <= self._largest else (tokens, EAGER)
+            fixed_s = self._token_s[graph][padded] + self._row_s[batch.emitting]
         else:
-            fixed_s, tokens, mode = self._decodes[decodes]
+            fixed_s, padded, graph = self._decodes[decodes]
         seconds = fixed_s + lengths_s(
             FLOATS,
             self._terms,
@@ -45,12 +48,4 @@ class Pricer:
             batch.decode_max,
             batch.decode_sumsq,
         )
-        return int(1e9 * seconds + 0.5), tokens, mode
-
-    def _without_lengths(self, tokens: int, emitting: int, mode: int) -> tuple[float, int, int]:
-        """The tabulated seconds of a batch, its padded tokens and graph mode (`mode` if it is within the graphs)."""
-        if mode and tokens <= self._largest:
-            tokens = self._padded[tokens]
-        else:
-            mode = EAGER
-        return self._token_s[mode][tokens] + self._row_s[emitting], tokens, mode
+        return int(1e9 * seconds + 0.5), padded, graph

@@ -112,8 +112,9 @@ class Replica:
             if not empty and batch.plain and (due is batch or due.plain) and len(in_flight) < 2:
                 while next_ns < horizon_ns and scheduler.repeat(batch):
                     in_flight.append((batch, self._execute(batch, next_ns)))
-                    self._due, end_ns = in_flight.popleft()
-                    next_ns = max(end_ns, self._host_free_ns)
+                    self._due, next_ns = in_flight.popleft()
+                    if next_ns < self._host_free_ns:
+                        next_ns = self._host_free_ns
             return next_ns
 
     def _issue(self, batch: Batch, now_ns: int) -> int:
@@ -125,8 +126,12 @@ class Replica:
     def _execute(self, batch: Batch, now_ns: int) -> int:
         """The forward pass, behind the one before; returns its end."""
         duration, padded, mode = self._price(batch)
-        self._host_free_ns = ready = max(now_ns, self._host_free_ns) + self._host_ns
-        start = max(ready, self._gpu_free_ns)
+        ready = self._host_free_ns
+        if ready < now_ns:
+            ready = now_ns
+        self._host_free_ns = start = ready + self._host_ns
+        if start < self._gpu_free_ns:
+            start = self._gpu_free_ns
         self._gpu_free_ns = end = start + duration
         self._log.append(self.index, start, end, batch, padded, mode)
         return end

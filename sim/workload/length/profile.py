@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float
 
-from sim.documents import user_path
+from sim.documents import read_text, user_path
 from sim.workload.conf import WorkloadConf
 from sim.workload.length import LengthLaw
 
@@ -65,7 +65,7 @@ def _load(path: Path) -> Profile:
     facts: dict[str, str] = {}
     rows: list[list[float]] = []
     columns: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if line.startswith("#"):
             key, _, value = line[1:].partition(":")
             facts[key.strip()] = value.strip()
