@@ -29,6 +29,8 @@ def prepare(overrides: Sequence[str]) -> list[str]:
         key, _, value = override.partition("=")
         if not key.strip("+~") or override.startswith("-"):
             raise ValueError(f"{override!r} is no KEY=VALUE; write for example workload.rate=10.")
+        if re.search(r"\d{1000}", value):
+            raise ValueError(f"{key} has a number of over a thousand digits, which nothing here can be.")
         if key.lstrip("+") == "results":
             path = results_path(value)
             prepared.append("results=null" if path is None else f"results={quoted(path)}")
@@ -79,9 +81,10 @@ def quoted(text: str) -> str:
 def searchpath(config_dirs: Sequence[str | Path]) -> list[str]:
     """The override that adds users' own folders; `ValueError` if one is missing."""
     for folder in config_dirs:
-        if not Path(folder).is_dir():
+        if not user_path(str(folder), "--config-dir").is_dir():
             raise ValueError(f"--config-dir wants a folder, there is none at {folder}.")
-    paths = ",".join(quoted(f"file://{Path(folder).resolve()}") for folder in config_dirs)
+    folders = [user_path(str(folder), "--config-dir").resolve() for folder in config_dirs]
+    paths = ",".join(quoted(f"file://{folder}") for folder in folders)
     return [f"hydra.searchpath=[{paths}]"] if paths else []
 
 
@@ -121,7 +124,9 @@ def broken_file(config_dirs: Sequence[str | Path]) -> str:
                 bases[path.stem] = [base for base in found if isinstance(base, str)] if isinstance(found, list) else []
             for name in bases:
                 if name in above(name, bases):
-                    return f"{Path(folder) / group / name}.yaml: its `defaults` lead back to itself; take one of them out."
+                    return (
+                        f"{Path(folder) / group / name}.yaml: its `defaults` lead back to itself; take one of them out."
+                    )
     return ""
 
 

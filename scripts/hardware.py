@@ -50,7 +50,8 @@ def in_full(device: Any) -> str:
     """One line per number with the source it was read from."""
     from sim.hardware.check import numbers, source_of
 
-    lines = [f"{device.name} ({device.vendor}, {device.kind})"]
+    kind = ", ".join(filter(None, (device.vendor, device.kind)))
+    lines = [f"{device.name} ({kind})"]
     found = numbers(device)
     width = max(map(len, found))
     lines += [f"  {key:<{width}}  {value:<14.6g} {source_of(device, key)}" for key, value in found.items()]

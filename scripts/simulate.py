@@ -63,7 +63,16 @@ def simulate_one(asked: Request, show_progress: bool) -> Answer:
         f"{result.model} on {result.gpus} x {result.device}, {result.engine_label}, workload {result.workload.name} "
         f"({len(result.workload)} requests)"
     )
-    lines = [head, "", text, "", *rejection(result), *asked.remarks(), f"results: {folder}", f"page: {folder / 'report.html'}"]
+    lines = [
+        head,
+        "",
+        text,
+        "",
+        *rejection(result),
+        *asked.remarks(),
+        f"results: {folder}",
+        f"page: {folder / 'report.html'}",
+    ]
     return Answer(fields, "\n".join(lines))
 
 

@@ -60,9 +60,7 @@ def run(arguments: Arguments) -> Answer:
     return Answer(fields, "\n".join([head, "", comparison_text(found), *not_modelled]), 0 if served else 2)
 
 
-def recorded_settings(
-    folder: Path, meta: dict[str, Any], said: Collection[str] = ()
-) -> tuple[list[str], list[str]]:
+def recorded_settings(folder: Path, meta: dict[str, Any], said: Collection[str] = ()) -> tuple[list[str], list[str]]:
     """Overrides that describe the recorded server, and remarks on what was guessed or left out.
 
     `said`: keys the user gives, whose recorded values need not be known here.

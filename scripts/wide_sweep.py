@@ -69,11 +69,11 @@ def sweep_here(jobs: list[SweepJob], folder: Path, show_progress: bool) -> bool:
             api.sweep([built[number] for number in wide], consume, report)
         except Exception as why:
             print(f"headway: the wide engine stopped ({reason_of(why)}); its jobs run one by one", file=sys.stderr)
-        for number, job in built.items():
+        for number, alone in built.items():
             if number in ended:
                 continue
             try:
-                result = api.run(job)
+                result = api.run(alone)
                 write_results(result, folder / str(number), jobs[number].swept, jobs[number].conf.percentiles)
                 ended.add(number)
             except Exception as why:

@@ -76,7 +76,9 @@ def dataset_rule(given: Given, out: Translation) -> None:
             f"{BENCH}: --dataset-name {name} is not available here{did_you_mean(nearest(name, DATASETS))} "
             f"Known are {', '.join(DATASETS)}; any trace of lengths works as workload=PATH."
         )
-    if name in ("burstgpt", "timed_trace") or (name == "sharegpt" and path and user_path(path, "--dataset-path").exists()):
+    if name in ("burstgpt", "timed_trace") or (
+        name == "sharegpt" and path and user_path(path, "--dataset-path").exists()
+    ):
         if not path:
             raise ValueError(f"{BENCH}: --dataset-name {name} wants --dataset-path.")
         out.set("workload", path)

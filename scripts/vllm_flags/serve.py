@@ -126,7 +126,7 @@ PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def of_kind(flag: Flag, argument: str, value: Any) -> Any:
-    """The value of an engine's argument, text converted as on the command line; `ValueError` for one of another kind."""
+    """An engine's argument, text converted as on the command line; `ValueError` for one of another kind."""
     if isinstance(value, str) and flag.kind not in ("text", "list"):
         return convert(flag, value, "engine_kwargs")
     kinds = PYTHON_TYPES[flag.kind] + ((int,) if flag.special == "compilation" else ())
@@ -137,8 +137,10 @@ def of_kind(flag: Flag, argument: str, value: Any) -> Any:
 
 def model_rule(given: Given, out: Translation) -> None:
     """The catalogue's name of a HuggingFace id, or a local folder or file."""
-    model = given.flags.get("model") or given.flags["model-path"]
-    local = user_path(model, "the model").exists() or (looks_like_file(model) and not re.fullmatch(r"[\w.-]+/[\w.-]+", model))
+    _, model = first(given, "model", "model-path")
+    local = user_path(model, "model").exists() or (
+        looks_like_file(model) and not re.fullmatch(r"[\w.-]+/[\w.-]+", model)
+    )
     name = model if local else by_hf_id(model)
     out.set("model", name)
     if not local and hub_names().get(model.lower()) != name:

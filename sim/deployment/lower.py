@@ -52,16 +52,16 @@ def _kernels() -> dict[str, Any]:
 
 def attention_family(device: DeviceConf) -> dict[str, Any]:
     """The attention kernel of `device`: name, `tile_rows`, `packed`, `wave`, source (`kernels.toml`)."""
-    return next(family for family in _kernels()["family"] if any(part in device.name for part in family["devices"]))
+    found: dict[str, Any] = _kernels()["family"][device.attention]
+    return found
 
 
 def attention_flops_per_s(device: DeviceConf) -> float:
     """FLOP/s that causal attention achieves: measured for some devices, else a share of the 16-bit ceiling."""
-    rates = _kernels()["attention_rate"]
-    for entry in rates["measured"]:
-        if entry["device"] in device.name:
-            return float(entry["flops_per_s"])
-    return float(rates["share"]) * format_of("bf16", device).flops_per_s
+    form = format_of("bf16", device)
+    if device.attention_efficiency:
+        return device.attention_efficiency * device.peak_flops_per_s[form.computed]
+    return float(_kernels()["attention_rate"]["share"]) * form.flops_per_s
 
 
 def library(engine: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sim.hardware.collectives import family_names
 from sim.hardware.plausible import why_implausible
-from sim.hardware.spec import DTYPES, LINK_KINDS, TOPOLOGIES, DeviceConf, LinkConf
+from sim.hardware.spec import ATTENTION_KERNELS, DTYPES, LINK_KINDS, TOPOLOGIES, DeviceConf, LinkConf
 
 
 LINKS = ("scale_up", "pcie", "nic")
@@ -19,6 +19,8 @@ COUNTS = ("compute_units", "devices_per_node", "max_group", "ports")
 # What a file that says nothing gets; each is written into `sources`, so that a report can print it.
 DEFAULT_MATMUL_EFFICIENCY = 0.75
 UNIT_STREAM_OVER_SHARE = 8.0
+UNIT_FLOPS_PER_S = 5.0e12  # between an A100's (2.9) and an H100's (7.5) unit, 16-bit
+LEAST_UNITS = 64
 
 
 def device_from(content: Mapping[str, Any], origin: str) -> DeviceConf:
@@ -89,12 +91,18 @@ def _completed(values: dict[str, Any], origin: str) -> DeviceConf:
             sources[f"matmul_efficiency.{dtype}"] = "class default: median of published matmul ceilings"
     default("memory_nominal_bytes", values["memory_bytes"], "the reported size")
     default("cache_bytes_per_s", rate, "the memory rate: no cache rate given")
-    units = values.get("compute_units") or 1
+    peak = max(values["peak_flops_per_s"].values())
+    peak = values["peak_flops_per_s"].get("bf16") or values["peak_flops_per_s"].get("fp16") or peak
+    units = max(LEAST_UNITS, round(peak / UNIT_FLOPS_PER_S))
+    default("compute_units", units, f"class default: 16-bit peak / {UNIT_FLOPS_PER_S:g} FLOP/s, at least {LEAST_UNITS}")
+    units = values["compute_units"]
+    if not values.get("attention_efficiency"):
+        sources["attention_efficiency"] = "none measured: a share of the 16-bit matrix ceiling is taken"
     default("unit_stream_bytes_per_s", UNIT_STREAM_OVER_SHARE * rate / units, "class default: 8 x memory rate / units")
     device = DeviceConf(**values)
     for key in numbers(device):
         if not source_of(device, key):
-            sources[key] = f"not stated in {origin}" if key.split(".")[0] in values else "schema default"
+            sources[key] = f"{origin}, which names no source" if key.split(".")[0] in values else "schema default"
     return device
 
 
@@ -212,6 +220,11 @@ def _check(device: DeviceConf, where: str) -> None:
         raise ValueError(
             f"{where}: collectives must be one of {', '.join(family_names())} or empty, got {device.collectives}"
             f"{nearest(device.collectives, family_names())}; correct collectives."
+        )
+    if device.attention not in ATTENTION_KERNELS:
+        raise ValueError(
+            f"{where}: attention must be one of {', '.join(ATTENTION_KERNELS)}, got {device.attention}"
+            f"{nearest(device.attention, ATTENTION_KERNELS)}; correct attention."
         )
     for dtype in device.matmul_efficiency:
         if dtype not in device.peak_flops_per_s:

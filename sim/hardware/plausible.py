@@ -21,6 +21,7 @@ RANGES = {
     "cache_bytes": Range(0.0, 1e15),
     "cache_bytes_per_s": Range(1e7, 1e17),
     "compute_units": Range(1, 1e6),
+    "attention_efficiency": Range(1e-3, 1.0, none=True),
     "unit_stream_bytes_per_s": Range(10.0, 1e17),
     "kernel_floor_s": Range(1e-9, 1.0),
     "kernel_launch_s": Range(0.0, 1.0),

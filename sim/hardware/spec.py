@@ -26,6 +26,10 @@ LINK_KINDS = (
 )
 
 
+ATTENTION_KERNELS = ("fa2", "fa3", "balanced")
+"""FlashAttention-2 (whole waves of blocks), FlashAttention-3 (persistent blocks), or perfectly balanced work."""
+
+
 @dataclass
 class LinkConf:
     """One link of a device: latency and bandwidth, per direction.
@@ -62,6 +66,8 @@ class DeviceConf:
     - `cache_bytes`, `cache_bytes_per_s`: last-level cache and its read rate.
     - `compute_units`: units that take one tile each (SM, CU, MXU, core); `unit_stream_bytes_per_s`: what one of
       them can stream; `kernel_floor_s`: the shortest kernel.
+    - `attention`: how attention kernels cut their work, one of `ATTENTION_KERNELS`; `attention_efficiency`: the
+      share of the 16-bit peak that causal attention over long contexts reaches, 0 where nobody measured it.
     - `kernel_launch_s`: host time per kernel launched one by one; `graph_launch_s`: host time per captured
       graph; `host_step_s`: host time per step beyond what the engine profile counts.
     - `devices_per_node`: devices behind one host. `scale_up`, `pcie`, `nic`: links between devices of a
@@ -82,8 +88,10 @@ class DeviceConf:
     memory_efficiency: float = 0.8
     cache_bytes: float = 0.0
     cache_bytes_per_s: float = 0.0
-    compute_units: int = 1
+    compute_units: int = 0
     unit_stream_bytes_per_s: float = 0.0
+    attention: str = "balanced"
+    attention_efficiency: float = 0.0
     kernel_floor_s: float = 2.5e-6
     kernel_launch_s: float = 5.0e-6
     graph_launch_s: float = 20.0e-6

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import conf
-from conf.compose import compose
+from conf.compose import compose, results_path
 from conf.files import by_hf_id, choices
 from conf.schema import GROUPS, SCHEMAS, SimulateConf
 
@@ -75,6 +75,29 @@ MISTAKES = {
     "model=nowhere/config.json": "model=nowhere/config.json: there is no file",
     "workload=nowhere.csv": "workload=nowhere.csv: there is no file",
     "hardware=chip.yaml": "hardware=chip.yaml: there is no file",
+    "workload=f/nope": "workload=f/nope: there is no file",
+    "hardware=~nobody-of-this-name/x.yaml": "there is no user ~nobody-of-this-name",
+    # a value that no choice of a group can be
+    "workload=5": "workload wants the name of a choice or a path, got '5'",
+    "workload=true": "workload wants the name of a choice or a path, got 'true'",
+    "workload=": "workload wants the name of a choice or a path, got ''",
+    "++workload=alpaca": "workload cannot be added, every configuration has one; write workload=alpaca",
+    "workload@foo=alpaca": "workload@foo cannot be set like this",
+    "deployment=glob(zz*)": r"deployment=glob\(zz\*\) fits none of ep8",
+    # a single value for a mapping, a mapping for a single value
+    "model.config=5": "model.config wants a mapping of keys, got a number",
+    "hardware.nic=3": "hardware.nic wants a mapping of keys",
+    "workload.name={a:1}": "workload.name wants text, got",
+    # references
+    "workload.rate=${workload.foo}": "workload.rate refers to workload.foo, which is no key",
+    "workload.rate=${workload.rate}": "workload.rate refers to itself",
+    "workload.name='${oc.env:NOT_SET_ANYWHERE}'": "workload.name cannot be filled in: Environment variable",
+    # results is a path as it stands
+    "results=[a]": r"results wants the path of one folder, got '\[a\]'",
+    "results={a:1}": "results wants the path of one folder",
+    "results=${workload.name}": "results wants the path of one folder",
+    "results=~nobody-of-this-name/x": "there is no user ~nobody-of-this-name",
+    "seed=" + "1" * 5000: "seed has a number of over a thousand digits",
     "model=no-such/model": "no model of the HuggingFace id no-such/model",
 }
 
@@ -93,6 +116,13 @@ def test_a_mistake_is_one_sentence(override):
         ("name: x\nrate: fast\n", "workload.rate wants a number, got 'fast'"),
         ("name: [x\n", "broken YAML in line 2"),
         ("- a\n- b\n", "a mapping"),
+        ("5\n", "a mapping"),
+        ("rate: null\n", "workload.rate wants a value, got null"),
+        ("a: &x [*x]\n", "does an alias hold itself"),
+        ("a: " + "[" * 3000, "nesting depth"),
+        ("rate: !!int x\n", "a value that cannot be read"),
+        ("name: a\nname: b\n", "duplicate key name"),
+        ("defaults: 5\n", "defaults must be a list"),
     ],
 )
 @pytest.mark.parametrize("by_path", [True, False])
@@ -181,3 +211,67 @@ def test_keys_of_a_mapping_can_be_set_and_added():
     found = compose(["hardware.peak_flops_per_s.bf16=1e15", "+model.config.rope_theta=1e6"])
     assert found.hardware.peak_flops_per_s["bf16"] == 1e15
     assert found.model.config["rope_theta"] == 1e6
+
+
+def test_a_users_file_that_is_no_text_is_named(tmp_path):
+    file = tmp_path / "workload" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_bytes(b"\xff\xfe\x00")
+    for choice, folders in ((f"workload={file}", ()), ("workload=mine", [tmp_path])):
+        with pytest.raises(ValueError, match="mine.yaml: is not text in UTF-8"):
+            compose([choice], folders)
+
+
+@pytest.mark.parametrize("bases", [{"a": "a"}, {"a": "b", "b": "a"}, {"a": "b", "b": "c", "c": "b"}])
+def test_defaults_that_form_a_circle(tmp_path, bases):
+    (tmp_path / "workload").mkdir()
+    for name, base in bases.items():
+        (tmp_path / "workload" / f"{name}.yaml").write_text(f"defaults: [{base}, _self_]\nname: {name}\n")
+    with pytest.raises(ValueError, match=r"workload/[ab].yaml: its `defaults` lead back to it"):
+        compose(["workload=a"], [tmp_path])
+
+
+def test_a_broken_file_that_is_not_chosen_does_no_harm(tmp_path):
+    (tmp_path / "workload").mkdir()
+    (tmp_path / "workload" / "broken.yaml").write_text("a: [")
+    (tmp_path / "workload" / "good.yaml").write_text("name: good\n")
+    assert compose(["workload=good"], [tmp_path]).workload.name == "good"
+    with pytest.raises(ValueError, match="unknown key workload.raet"):
+        compose(["workload=good", "workload.raet=1"], [tmp_path])
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_folder_that_is_called_like_a_file(tmp_path, group):
+    (tmp_path / "chip.yaml").mkdir()
+    if group == "model":
+        return  # a folder is a model's: its config.json is looked for when it is read
+    with pytest.raises(ValueError, match="this is a folder"):
+        compose([f"{group}={tmp_path / 'chip.yaml'}"])
+
+
+def test_names_made_for_files_are_not_offered(tmp_path):
+    (tmp_path / "mine.yaml").write_text("name: mine\n")
+    with pytest.raises(ValueError, match="engine=vllm-0.19 is not one of") as caught:
+        compose([f"deployment={tmp_path / 'mine.yaml'}", "engine=vllm-0.19"])
+    with pytest.raises(ValueError, match="deployment=nope is not one of") as caught:
+        compose([f"deployment={tmp_path / 'mine.yaml'}", "deployment=nope"])
+    assert "mine-" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a b", "a=b", "a,b", "it's", 'q"q', "back\\slash", "(x)", "~x", "-x", "1e5", "true"])
+def test_results_is_a_path_as_it_stands(name):
+    wanted = f"./{name}" if name.startswith("~") else name
+    assert compose([f"results={wanted}"]).results == str(Path(wanted))
+    assert results_path(wanted) == str(Path(wanted))
+
+
+def test_no_results():
+    assert [results_path(text) for text in ("", "null", "''")] == [None, None, None]
+    assert results_path("'a b'") == "a b"
+
+
+def test_a_folder_of_ones_own_may_have_any_name(tmp_path):
+    folder = tmp_path / "it's, a=b"
+    (folder / "workload").mkdir(parents=True)
+    (folder / "workload" / "mine.yaml").write_text("name: mine\n")
+    assert compose(["workload=mine"], [folder]).workload.name == "mine"

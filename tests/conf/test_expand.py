@@ -59,9 +59,19 @@ def test_files_can_be_swept(tmp_path):
         ("workload.rat=1,2", "did you mean workload.rate"),
         ("model=qwen3-8b,qwen3-9b", "model=qwen3-9b is not one of"),
         ("workload.rate=interval(1,2)", "not an interval"),
+        ("workload.rate=range(5,1,1)", "holds no value: range"),
+        ("workload.rate=range(1,5,-1)", "holds no value: range"),
+        ("workload.rate=range(1,5,0)", "a step that is not 0"),
+        ("workload.rate=range(1.0,5,0)", "a step that is not 0"),
+        ("workload.rate=range(1,inf)", "wants finite numbers"),
+        ("workload.rate=range(nan,3)", "wants finite numbers"),
+        ("seed=range(0,1e9)", "at most 1,000,000 jobs"),
+        ("workload.rate=range(0,1,1e-9)", "at most 1,000,000 jobs"),
+        ("seed=range(0,600000)", "at most 1,000,000 jobs, these values give 1,200,000"),
+        ("deployment=glob(zz*)", "fits none of"),
         ("hydra/launcher=nowhere", "unknown choice hydra/launcher=nowhere"),
     ],
 )
 def test_a_mistake_in_any_value_is_found_before_the_first_job(override, said):
     with pytest.raises(ValueError, match=said):
-        expand([override, "seed=1,2"])
+        expand([override, "slo.ttft_ms=1,2"])

@@ -44,7 +44,7 @@ def test_a_new_chip_is_one_file(tmp_path):
     assert device.cache_bytes_per_s == 2e12
     assert device.unit_stream_bytes_per_s == pytest.approx(1.6e11)
     assert "class default" in source_of(device, "unit_stream_bytes_per_s")
-    assert "not stated" in source_of(device, "memory_bytes")
+    assert "names no source" in source_of(device, "memory_bytes")
 
 
 @pytest.mark.parametrize(
