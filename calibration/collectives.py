@@ -187,7 +187,7 @@ def predict_s(
 ) -> Float[Array, "point"]:
     """Seconds by point from three latencies, three hops and three bandwidths."""
     a, hop, bandwidth = constants
-    return soft_min(a[:, None] + hop[:, None] * steps + traffic / bandwidth[:, None])
+    return soft_min([a[p] + hop[p] * steps + traffic / bandwidth[p] for p in range(len(a))])
 
 
 def _unpack(free: Float[Array, "nine"], ceiling: Float[Array, ""]) -> tuple[Array, Array, Array]:

@@ -71,8 +71,9 @@ def sweep_folder(overrides: list[str]) -> tuple[list[str], Path]:
     if path is None:
         return rest, free_folder(Path("multirun") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"results={folder} wants a new or an empty folder for a multirun; choose another.")
+    with contextlib.suppress(OSError):  # what can't even be looked at, `check_writable` says
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"results={folder} wants a new or an empty folder for a multirun; choose another.")
     return rest, folder
 
 

@@ -1,6 +1,7 @@
 """Files that people write, YAML and JSON: whatever is wrong with one comes out as a sentence with its name."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ def user_path(text: str, key: str) -> Path:
     """`text` as a path, `~` filled in; `ValueError` that names `key` where it can be no path."""
     if not text.strip() or "\0" in text:
         raise ValueError(f"{key} wants a name or a path, got {text!r}.")
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise ValueError(f"{key}={text}: there is no user {text.split('/')[0]}, whose folder ~ would be.") from None
+    full = os.path.expanduser(text) if text.startswith("~") else text
+    if full.startswith("~"):
+        raise ValueError(f"{key}={text}: there is no user {text.split('/')[0]}, whose folder ~ would be.")
+    return Path(full)
 
 
 def read_text(path: Path) -> str:

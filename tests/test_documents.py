@@ -10,7 +10,7 @@ LAUGHS = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
 )
 
 BROKEN_YAML = {
-    "a: [": "broken YAML in line 1",
+    "a: [1": "broken YAML in line",
     "a: " + "[" * 5000: "broken YAML in line 1, exceeded maximum nesting depth",
     "a: &x [*x]": "does an alias hold itself",
     "&x\na: *x": "does an alias hold itself",

@@ -110,9 +110,9 @@ def head_of(source: Source) -> Head:
         rows = [item for item in json_array(source)[:1] if isinstance(item, dict)]
     elif first.startswith("{"):
         rows = [json_object(source, number, first)]
-        for number, line in enumerate(source.lines[number : number + LOOKED_AT], number + 1):
+        for below, line in enumerate(source.lines[number : number + LOOKED_AT], number + 1):
             try:
-                rows += [json_object(source, number, line)] if line.strip() else []
+                rows += [json_object(source, below, line)] if line.strip() else []
             except ValueError:
                 break  # the reader names it
     else:

@@ -155,10 +155,31 @@ def test_the_catalogue_is_far_from_the_bounds():
             assert (none and value == 0) or low <= value <= high, (name, key)
 
 
-@pytest.mark.parametrize("text", ["", "- a\n- b\n"])
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "5", "text"])
 def test_a_file_without_keys_is_refused(tmp_path, text):
     with pytest.raises(ValueError, match="lacks name|must hold keys and values"):
         load_device(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe\x00", "is not valid YAML"),
+        (b"&x\na: *x", "does an alias hold itself"),
+        (b"name: " + b"[" * 3000, "nesting depth"),
+        (b"name: ${other}", "is not valid YAML: Interpolation key 'other' not found"),
+    ],
+)
+def test_what_is_no_device_file_is_named(tmp_path, content, said):
+    (tmp_path / "acme.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match=f"Device file .*acme.yaml.*{said}"):
+        load_device(tmp_path / "acme.yaml")
+
+
+def test_a_folder_called_like_a_device_file(tmp_path):
+    (tmp_path / "acme.yaml").mkdir()
+    with pytest.raises(ValueError, match="acme.yaml: this is a folder"):
+        load_device(tmp_path / "acme.yaml")
 
 
 @pytest.fixture

@@ -254,6 +254,13 @@ def test_a_quantised_export_is_read_from_the_file_beside_it(tmp_path):
         ("a.json", "[1]", r"must hold a mapping of keys, got list"),
         ("a.yaml", "a: [", r"broken YAML in line"),
         ("a.yaml", "", r"must hold a mapping of keys, got NoneType"),
+        ("a.yaml", "5", r"must hold a mapping of keys, got int"),
+        ("a.yaml", "&x\na: *x", r"does an alias hold itself"),
+        ("a.yaml", "path: a.yaml", r"'path' must name a config.json"),
+        ("a.yaml", "path: 5", r"'path' must be a text, got 5"),
+        ("a.yaml", "config: 5", r"a model config must be a mapping of keys, got int"),
+        ("a.json", "[" * 3000, r"nested too deeply"),
+        ("a.json", '{"model_type": ' + "1" * 5000 + "}", r"a number of thousands of digits"),
         ("a.yaml", "confg: {}", r"unknown key 'confg'; is 'config' meant\?"),
         ("a.yaml", "name: x", r"x: a model needs 'config' \(keys of a config\.json\) or 'path'"),
     ],
@@ -305,3 +312,11 @@ def test_real_configs_are_read(shared):
     assert sizes["Qwen3-30B-A3B-Instruct-2507"] == pytest.approx(30.53, rel=0.001)
     assert sizes["Phi-mini-MoE-instruct"] == pytest.approx(7.65, rel=0.001)
     assert len(sizes) >= 6
+
+
+def test_an_unknown_name_gets_the_five_nearest():
+    with pytest.raises(ValueError, match="the nearest names are") as caught:
+        load_model("foo")
+    assert str(caught.value).count(",") == 4
+    with pytest.raises(ValueError, match="model wants a name or a path, got ''"):
+        load_model("")

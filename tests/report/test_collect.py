@@ -72,3 +72,39 @@ def test_nothing_to_collect(tmp_path):
         collect(tmp_path)
     with pytest.raises(ValueError, match="not a folder"):
         collect(tmp_path / "absent")
+
+
+OK = '{"status": "ok", "reason": ""}'
+
+UNREADABLE = [
+    ("{{", OK, "overrides.yaml: broken YAML"),
+    ("5", OK, "overrides.yaml is no list of overrides but a int"),
+    ("a: 1", OK, "overrides.yaml is no list of overrides but a dict"),
+    (b"\xff\xfe", OK, "overrides.yaml: is not text in UTF-8"),
+    ("&x [*x]", OK, "does an alias hold itself"),
+    ("- a=1", "", "summary.json: broken JSON"),
+    ("- a=1", "5", "summary.json: must hold a mapping"),
+    ("- a=1", "{}", "it has no text 'status'"),
+    ("- a=1", '{"status": 5, "reason": ""}', "it has no text 'status'"),
+    ("- a=1", OK[:-1] + ', "kv_usage_max": "x"}', "'kv_usage_max' is no number"),
+    ("- a=1", OK[:-1] + ', "completed": [1]}', "'completed' is no number"),
+    ("- a=1", OK[:-1] + ', "bottleneck": "x"}', "'bottleneck' is no mapping"),
+    ("- a=1", OK[:-1] + ', "workload": 5}', "'workload' is no mapping"),
+    ("- a=1", "[" * 100_000, "nested too deeply"),
+]
+
+
+def test_what_cannot_be_read_is_a_row(tmp_path):
+    for number, (overrides, summary, _) in enumerate(UNREADABLE):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "overrides.yaml").write_bytes(overrides if isinstance(overrides, bytes) else overrides.encode())
+        (folder / "summary.json").write_text(summary)
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good" / "summary.json").write_text(OK)
+    rows = collect(tmp_path)
+    assert [row["status"] for row in rows] == ["unreadable"] * len(UNREADABLE) + ["ok"]
+    for row, (_, _, said) in zip(rows, UNREADABLE, strict=False):
+        assert said in row["reason"], row
+    assert "1 ok" in collect_text(rows)
+    assert collect_csv(rows)

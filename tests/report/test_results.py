@@ -11,7 +11,7 @@ import yaml
 from sim.report import results
 from sim.report.metrics import latencies
 from sim.report.result import FINISHED, REJECTED
-from sim.report.results import check_folder, write_failure, write_results
+from sim.report.results import check_folder, check_writable, write_failure, write_results
 
 
 FILES = {
@@ -122,3 +122,33 @@ def test_a_failed_configuration_leaves_its_sentence(tmp_path):
     assert names(tmp_path / "run") == {"config.yaml", "overrides.yaml", "summary.json"}
     fields = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (fields["status"], fields["reason"], fields["model"]) == ("infeasible", "It does not fit.", "m")
+
+
+@pytest.mark.parametrize("name", ["file/sub", "n" * 300, "link"])
+def test_a_folder_that_cannot_be_is_found_before_the_run(tmp_path, name):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "deep")
+    for check in (check_folder, check_writable):
+        with pytest.raises(ValueError, match="the results folder .*; choose another with results=FOLDER"):
+            check(tmp_path / name)
+    assert names(tmp_path) == {"file", "link"}
+
+
+def test_trying_a_folder_leaves_nothing(tmp_path):
+    check_folder(tmp_path / "a" / "b" / "c")
+    (tmp_path / "there").mkdir()
+    check_folder(tmp_path / "there")
+    assert names(tmp_path) == {"there"} and names(tmp_path / "there") == set()
+
+
+def test_a_full_disk_is_a_sentence_with_the_folder(result, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device", "/somewhere/.headway-abc/new/report.html")
+
+    monkeypatch.setattr(results, "page", full)
+    with pytest.raises(
+        ValueError, match=r"the results folder .*run cannot be written \(no space left on device\)"
+    ) as caught:
+        write_results(result, tmp_path / "run")
+    assert ".headway-" not in str(caught.value)
+    assert names(tmp_path) == set()

@@ -37,6 +37,8 @@ def test_what_was_not_given_is_absent():
         (["--serv", "x"], "headway x has no option --serv: did you mean --serve?"),
         (["--zzz"], "has no option --zzz: `headway x --help` lists its options"),
         (["--serve"], "--serve wants COMMAND, and the command ends there"),
+        (["--serve", "--multirun"], "--serve wants COMMAND, got the option --multirun"),
+        (["--config-dir", "--serve=x"], "--config-dir wants DIR, got the option --serve=x"),
         (["--multirun=yes"], "--multirun takes no value, got 'yes'"),
     ],
 )

@@ -65,6 +65,19 @@ def test_help_and_the_catalogues_need_no_jax():
         (("simulate", "hardware=h1000"), "hardware=h1000 is not one of the"),
         (("simulate", "--serve", "vllm"), "--serve wants a whole command in quotes"),
         (("memory", "engine.max_num_seq=3"), "did you mean engine.max_num_seqs?"),
+        (("simulate", "--cfg"), "--cfg wants WHAT, and the command ends there."),
+        (("simulate", "--cfg", "jib"), "--cfg wants job, got 'jib'."),
+        (("memory", "--cfg", "seed=1"), "--cfg wants job, got 'seed=1'."),
+        (("bench", "--repeat"), "--repeat wants N, and the command ends there."),
+        (("simulate", "--engine", ""), "--engine wants NAME-VERSION"),
+        (("simulate", "--bench", "3"), "--bench wants the flags of `vllm bench serve`"),
+        (("simulate", "workload=f/nope"), "workload=f/nope: there is no file"),
+        (("simulate", "results=[a]"), "results wants the path of one folder"),
+        (("models", ""), "model wants a name or a path, got ''."),
+        (("models", "foo"), "the nearest names are"),
+        (("hardware", ""), "hardware= is not a known device"),
+        (("collect", ""), "headway collect wants a name or a path, got ''."),
+        (("validate", "run="), "run wants a name or a path, got ''."),
         (("models", "a", "b"), "headway models wants one name, got a b."),
         (("collect",), "headway collect wants one folder, got 0."),
         (("collect", "nowhere"), "nowhere"),
@@ -150,6 +163,14 @@ BAD_INPUT = {
     "a trace without requests": ([csv(HEAD)], "at least one request"),
     "a truncated csv": ([csv(HEAD + "0,10,10\n1,10\n")], "line 3"),
     "a missing file": (["workload=nowhere.csv"], "there is no file"),
+    "a rate below all clocks": (["workload.rate=1e-30"], "workload.rate wants a number from 1e-08"),
+    "more requests than memory": (["workload.num_requests=99999999999999999999"], "num_requests wants at most"),
+    "longer than any model": (["workload.input_tokens=99999999999999999999"], "input_tokens wants at most"),
+    "a file below a file": (
+        [csv(HEAD + "0,1,1\n"), "results=input/trace.csv/x"],
+        "results folder input/trace.csv/x cannot",
+    ),
+    "a file in place of the folder": ([csv(HEAD + "0,1,1\n"), "results=input/trace.csv"], "is a file; choose another"),
     "an SLO that is none": (["slo.ttft_ms=-5"], "slo"),
 }
 
@@ -231,6 +252,26 @@ def test_the_catalogues(headway):
     assert "h100-sxm" in headway("hardware").out
     assert "memory_bytes_per_s" in headway("hardware", "h100-sxm").out
     assert "64 full" in headway("models", "qwen3-32b").out
+
+
+def test_a_run_in_which_every_request_is_rejected_says_why(headway):
+    found = headway("simulate", "model=qwen2.5-0.5b", *SMALL, "workload.input_tokens=60000", "workload.num_requests=3")
+    assert found.code == 0
+    assert "all 3 requests were rejected: the longest has 60," in found.out
+    assert "engine.max_model_len is 32,768" in found.out
+    assert "rejected:" not in headway("simulate", *SMALL).out
+
+
+def test_too_little_memory_is_no_bug(headway, monkeypatch):
+    import scripts.hardware
+
+    def none_left(*_, **__):
+        raise MemoryError("Unable to allocate 7 TiB")
+
+    monkeypatch.setattr(scripts.hardware, "table", none_left)
+    found = headway("hardware")
+    assert (found.code, found.out) == (2, "")
+    assert "more memory than this machine has (Unable to allocate 7 TiB)" in found.err
 
 
 def test_a_bug_is_called_one(headway, monkeypatch):

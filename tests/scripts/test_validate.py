@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 
 import numpy as np
 import pytest
@@ -109,3 +110,71 @@ def test_a_dataset_of_another_run_is_refused(headway, recorded, tmp_path):
     found = headway("validate", f"run={recorded}", f"workload={other}")
     assert found.code == 2
     assert "does not hold the prompts of the recorded run" in found.err
+
+
+BROKEN_META = {
+    "": "meta.json: broken JSON",
+    "[]": "meta.json: must hold a mapping of keys, got list",
+    "null": "meta.json: must hold a mapping of keys, got NoneType",
+    "5": "meta.json: must hold a mapping of keys, got int",
+    "[" * 3000: "meta.json: broken JSON, nested too deeply",
+    '{"engine_kwargs": [1]}': "engine_kwargs: must hold a mapping of keys, got list",
+    '{"engine_kwargs": "x"}': "engine_kwargs: must hold a mapping of keys, got str",
+    '{"vllm_version": "abc"}': "meta.json: vllm_version=abc: a version such as 0.19.0 is wanted",
+    '{"vllm_version": [1]}': "a version such as 0.19.0 is wanted, got .1.",
+    '{"vllm_version": "0.1"}': "the earliest vllm known is",
+    '{"engine_kwargs": {"max_num_seqs": [1]}}': r"max_num_seqs wants a whole number, got \[1\]",
+    '{"engine_kwargs": {"max_num_seqs": 1.5}}': "max_num_seqs wants a whole number, got 1.5",
+    '{"engine_kwargs": {"tensor_parallel_size": true}}': "tensor_parallel_size wants a whole number, got True",
+    '{"engine_kwargs": {"compilation_config": [1]}}': "compilation_config wants JSON with keys",
+    '{"engine_kwargs": {"hf_overrides": 5}}': "hf_overrides wants JSON with keys, got 5",
+    '{"engine_kwargs": {"dtype": {}}}': "dtype wants text",
+    '{"engine_kwargs": {"data_parallel_size": "x"}}': "data-parallel-size wants a whole number, got 'x'",
+    '{"engine_kwargs": {"data_parallel_size": 0}}': "data-parallel-size wants a whole number above 0, got 0",
+    '{"engine_kwargs": {"enforce_eager": "maybe"}}': "enforce-eager wants true or false, got 'maybe'",
+}
+
+
+@pytest.mark.parametrize("content", BROKEN_META)
+def test_a_broken_meta_json_is_a_sentence(headway, recorded, content):
+    (recorded / "meta.json").write_text(content)
+    found = headway("validate", f"run={recorded}", "model=llama-3.1-8b")
+    assert (found.code, found.err.count("\n")) == (2, 1)
+    assert re.search(BROKEN_META[content], found.err), found.err
+
+
+@pytest.mark.parametrize("content", ["", "5", "[]", "null", "{"])
+def test_a_broken_config_json_is_a_sentence(headway, recorded, content):
+    (recorded / "config.json").write_text(content)
+    found = headway("validate", f"run={recorded}")
+    assert found.code == 2
+    assert re.search("config.json: (broken JSON|must hold a mapping)", found.err), found.err
+
+
+def test_what_the_user_says_need_not_stand_in_the_run(recorded):
+    overrides, _ = recorded_settings(recorded, {"vllm_version": "abc"}, {"model", "engine"})
+    assert overrides == ["hardware=rtx-pro-6000"]
+    overrides, _ = recorded_settings(recorded, {"vllm_version": "0.19.1rc2.dev3+gabc"}, {"model"})
+    assert overrides[1:] == ["engine=vllm-0.19.0", 'engine.version="0.19.1"']
+
+
+def rewrite(recorded, **fields):
+    rows = [json.loads(line) for line in (recorded / "requests.jsonl").read_text().splitlines()]
+    (recorded / "requests.jsonl").write_text("".join(json.dumps(row | fields) + "\n" for row in rows))
+
+
+def test_a_run_without_any_time_is_compared(headway, recorded):
+    rewrite(recorded, arrival_time=0, queued_ts=0, scheduled_ts=0, first_token_ts=0, last_token_ts=0)
+    found = headway("validate", f"run={recorded}", "--json")
+    assert found.code == 0
+    rows = {(row["metric"], row["statistic"]): row for row in found.json()["rows"]}
+    assert rows["output_throughput", "mean"]["measured"] is None
+
+
+def test_a_run_of_which_nothing_would_be_served(headway, recorded):
+    rewrite(recorded, input_toks=1_000_000)
+    (recorded.parents[1] / "workloads" / "three.jsonl").unlink()
+    found = headway("validate", f"run={recorded}", "--json")
+    assert (found.code, found.json()["status"]) == (2, "error")
+    assert any("3 of 3 predicted requests were rejected" in note for note in found.json()["notes"])
+    assert "3 of 3 predicted requests were rejected" in headway("validate", f"run={recorded}").out

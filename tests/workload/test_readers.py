@@ -295,6 +295,12 @@ HEADER = "arrival_s,input_tokens,output_tokens\n"
             HEADER + "1,1,1\n0.5,1,1\n",
             "line 3: wanted arrivals in order of time, got 0.5 s after 1.0 s; workload.sort=true would",
         ),
+        (HEADER + "0,10," + "2" * 200_000, "line 2: wanted a row of a csv table, got field larger than field limit"),
+        ("x" * 200_000 + "," + HEADER + "1,0,1,1\n", "line 1: wanted a row of a csv table, got field larger"),
+        (HEADER.strip() + ",input_tokens\n0,1,1,1\n", "line 1: wanted one column 'input_tokens', got 2"),
+        (HEADER + "0,99999999999999999999,1\n", "line 2: wanted input_tokens as an integer >= 1 and at most 16777216"),
+        (HEADER + "1e30,1,1\n", "line 2: wanted arrival_s as a finite number >= 0 and at most 9000000000, got '1e30'"),
+        (HEADER + "0,1,1\n4e8,1,1\n", r"line 3: wanted arrivals within 3.2e\+08 s .*, got 4e\+08 s"),
         ("when,what\n1,2\n", "wanted a file of one known trace format .*azure.*, got one with the columns what, when"),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n",
@@ -318,6 +324,98 @@ HEADER = "arrival_s,input_tokens,output_tokens\n"
 def test_broken_csv(write, text, message):
     with pytest.raises(ValueError, match=message):
         replay(write(text))
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        *("now", "today", "NaT", "2024-05-10", "2024-02-30 00:00:00", "2024-05-10 25:00:00", "20240510T000000"),
+        *("9999-01-01 00:00:00", "1500-01-01 00:00:00", "0001-01-01 00:00:00", "2024-05-10 00:00:00.1234567890"),
+    ],
+)
+def test_azure_takes_no_other_times(write, stamp):
+    with pytest.raises(ValueError, match="line 3: wanted TIMESTAMP as YYYY-MM-DD .* of the years 1970 to 2200"):
+        replay(write(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-09 00:00:00,1,1\n{stamp},1,1\n"), sort=True)
+
+
+def test_azure_with_other_time_zones(write):
+    text = (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2024-05-10 00:00:00,1,1\n"
+        "2024-05-10 02:00:01.5+02:00,1,1\n"
+        "2024-05-09T22:00:02-0200,1,1\n"
+        "2024-05-10 00:00:03Z,1,1\n"
+    )
+    assert replay(write(text)).arrival_ns.tolist() == [0, 1_500_000_000, 2_000_000_000, 3_000_000_000]
+
+
+def hashed(timestamp, length, hashes):
+    row = {"timestamp": timestamp, "input_length": length, "output_length": 5, "hash_ids": list(range(hashes))}
+    return json.dumps(row) + "\n"
+
+
+@pytest.mark.parametrize(
+    "rows, block_tokens",
+    [
+        ([(0, 10, 1), (100, 600, 2)], 512),  # 600 tokens are 2 blocks of 512
+        ([(0, 10, 1), (100, 600, 38)], 16),  # and 38 of 16
+        ([(0, 10, 1), (0.5, 16, 1)], 16),  # neither tells, but milliseconds have no fractions
+        ([(0.5, 10, 1), (1, 600, 2)], 512),  # hashes tell more than times
+    ],
+)
+def test_a_later_row_or_the_times_decide_where_the_first_fits_two_formats(write, rows, block_tokens):
+    path = write("".join(hashed(*row) for row in rows), "trace.jsonl")
+    workload = replay(path)
+    assert workload.hash_block_tokens == block_tokens
+    unit_ns = 1_000_000_000 if block_tokens == 16 else 1_000_000
+    assert workload.arrival_ns.tolist() == [int(time * unit_ns) for time, _, _ in rows]
+
+
+def test_where_nothing_decides_the_format_has_to_be_named(write):
+    path = write(hashed(0, 10, 1) + hashed(1, 16, 1), "trace.jsonl")
+    with pytest.raises(ValueError, match="fits mooncake and timed_trace; workload.format=NAME would name it"):
+        replay(path)
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+def test_lines_may_end_as_on_other_machines(tmp_path, end):
+    path = tmp_path / "trace.csv"
+    path.write_bytes(PLAIN.replace("\n", end).encode())
+    assert replay(path).prompt_tokens.tolist() == [10, 20, 30]
+
+
+def test_time_scale_stays_on_the_clock(write):
+    with pytest.raises(
+        ValueError, match=r"line 4: wanted arrivals within 3.2e\+08 s .*, got 2e\+09 s; lower workload.time"
+    ):
+        replay(write(PLAIN), time_scale=1e9)
+
+
+SERVING = {"input_toks": 1, "output_toks": 1, "arrival_time_ns": 0}
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (
+            json.dumps(SERVING | {"arrival_time_ns": 10**20}),
+            r"arrival_time_ns as a finite number >= 0 and at most 9e\+18",
+        ),
+        (json.dumps(SERVING | {"arrival_time_ns": 10**400}), "line 1: wanted arrival_time_ns as a finite number"),
+        (json.dumps(SERVING | {"input_tok_ids": [10**20]}), "input_tok_ids as a list of integers of 64 bits"),
+        (json.dumps(SERVING).replace("1", "1" * 5000, 1), "line 1: wanted one JSON object, got a number of thousands"),
+        (
+            json.dumps(SERVING)[:-1] + ', "x": ' + "[" * 90_000,
+            "line 1: wanted one JSON object, got one nested too deep",
+        ),
+        ("[" * 100_000, "wanted a JSON array of records, got one nested too deeply"),
+        ("[]", "got one with the keys nothing"),
+        ("[5]", "got one with the keys nothing"),
+    ],
+)
+def test_json_that_no_number_or_stack_holds(write, text, message):
+    with pytest.raises(ValueError, match=message):
+        replay(write(text + "\n", "trace.jsonl"))
 
 
 GOOD = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [1]}\n'

@@ -219,6 +219,40 @@ def test_alpaca_says_that_its_shape_is_assumed():
         (dict(concurrency=0), "workload.concurrency wants an integer >= 1, got 0"),
         (dict(burstiness=0.0, arrival="gamma"), "workload.burstiness wants a number > 0"),
         (dict(burstiness=2.0), "workload.burstiness=2.0 wants workload.arrival=gamma or ramp, got poisson"),
+        (dict(rate=1e-30), r"workload.rate wants a number from 1e-08 to 1e\+12 \(or inf\), got 1e-30"),
+        (dict(rate=1e300), "workload.rate wants a number from 1e-08"),
+        (dict(arrival="ramp", rate_end=1e-30), "workload.rate_end wants a number from 1e-08"),
+        (dict(rate=1e-8), r"workload.rate=1e-08 wants to bring 1,000 requests within 3.2e\+08 s"),
+        (dict(num_requests=10**12), "workload.num_requests wants at most 10,000,000, got 1000000000000"),
+        (dict(num_requests=10**20), "workload.num_requests wants at most 10,000,000"),
+        (dict(num_requests=math.inf), "workload.num_requests wants an integer >= 1, got inf"),
+        (dict(concurrency=10**30), "workload.concurrency wants at most 10,000,000"),
+        (dict(rounds=10**6, concurrency=10**6), "workload.rounds x workload.concurrency wants at most 10,000,000 req"),
+        (dict(rounds=10**30, concurrency=1), "workload.rounds wants at most"),
+        (dict(input_tokens=10**20), "workload.input_tokens wants at most 16,777,216"),
+        (dict(output_tokens=10**20), "workload.output_tokens wants at most 16,777,216"),
+        (dict(prefix_tokens=10**20), "workload.prefix_tokens wants at most 16,777,216"),
+        (dict(prefix_tokens=1 << 24), "workload.prefix_tokens=16777216 wants prompts of at most 16,777,216 tokens"),
+        (dict(prefix_tokens=1 << 20), "workload.prefix_tokens wants at most 268,435,456 prompt tokens in all"),
+        (dict(max_input_tokens=10**30), "workload.max_input_tokens wants at most"),
+        (dict(max_total_tokens=10**30), "workload.max_total_tokens wants at most"),
+        (dict(hash_block_tokens=10**30), "workload.hash_block_tokens wants at most"),
+        (dict(limit=10**30), "workload.limit wants at most"),
+        (dict(duration_s=1e30), r"workload.duration_s wants a number from 1e-09 to 3.2e\+08, got 1e\+30"),
+        (dict(duration_s=3e8), "workload.duration_s x workload.rate wants at most 10,000,000 requests"),
+        (dict(time_scale=1e30), r"workload.time_scale wants a number from 1e-12 to 1e\+12"),
+        (dict(arrival="gamma", burstiness=1e-300), "workload.burstiness wants a number from 1e-06"),
+        (dict(lengths="lognormal", input_cv=1e300), "workload.input_cv wants a number from 1e-06 to 1000"),
+        (dict(lengths="zipf", zipf_exponent=1e300), "workload.zipf_exponent wants a number from 1e-06 to 100"),
+        (
+            dict(lengths="zipf", input_tokens=10**7),
+            "workload.lengths=zipf wants .* of at most 1,048,576, got 10,000,000",
+        ),
+        (
+            dict(lengths="uniform", range_ratio=0.9, input_tokens=1 << 24),
+            "workload.lengths=uniform wants at most 16,777",
+        ),
+        (dict(lengths="lognormal", input_cv=999.0, input_tokens=1 << 24), "workload.lengths=lognormal wants at most"),
         (dict(duration_s=math.inf), "workload.duration_s wants a finite number > 0, got inf"),
         (dict(duration_s=-1.0), "workload.duration_s wants a number > 0"),
         (dict(duration_s=1e-9), "workload.duration_s wants to hold at least one arrival"),
@@ -270,3 +304,35 @@ def test_bad_settings_say_what_was_wanted_and_which_key(fields, message):
 def test_negative_seed_is_refused():
     with pytest.raises(ValueError, match="seed wants an integer >= 0, got -3"):
         build_workload(WorkloadConf(), -3)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(arrival="ramp", rate=1e-8, rate_end=1e12, num_requests=3),
+        dict(arrival="ramp", rate=1.0, rate_end=1e-8),
+        dict(arrival="gamma", burstiness=1e-6, num_requests=5),
+        dict(arrival="gamma", burstiness=1e12, num_requests=5),
+        dict(arrival="gamma", burstiness=1e-6, normalize_rate=True, num_requests=2),
+        dict(rate=1e-8, duration_s=3e8),
+        dict(rate=1e-7, duration_s=3e8, arrival="gamma", burstiness=1e-6),
+        dict(rate=1e12, num_requests=3),
+        dict(lengths="zipf", input_tokens=1 << 16, zipf_exponent=100.0),
+        dict(lengths="lognormal", input_cv=1e-6),
+        dict(lengths="lognormal", input_cv=999.0, input_tokens=1 << 24, max_total_tokens=99, over_limit="truncate"),
+    ],
+)
+def test_the_ends_of_the_ranges_stay_on_the_clock_without_a_warning(fields):
+    """Warnings are errors here: no overflow, no invalid value."""
+    workload = build_workload(WorkloadConf(**fields), 0)
+    assert 0 <= workload.arrival_ns[0] <= workload.arrival_ns[-1] <= 3.2e17
+    assert workload.prompt_tokens.max() <= 1 << 24
+
+
+def test_a_workload_made_elsewhere_stays_in_the_ranges_too():
+    for fields, said in (
+        (dict(arrival_ns=[4 * 10**17], prompt_tokens=[1], output_tokens=[1]), "within 3.2e\\+08 s"),
+        (dict(arrival_ns=[0], prompt_tokens=[1 << 25], output_tokens=[1]), "at most 16,777,216 prompt tokens"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Workload("made", **fields)
