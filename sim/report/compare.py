@@ -80,7 +80,7 @@ def compare(recorded: Recorded, predicted: SimulationResult, warmup_requests: in
         refused = int((np.asarray(requests.status) == REJECTED).sum())
         if refused:
             notes.append(
-                f"{refused} of {len(requests)} {side} requests were rejected: they are longer than engine.max_model_len "
+                f"{refused} of {len(requests)} {side} requests were rejected: they exceed engine.max_model_len "
                 "or need more KV blocks than exist."
             )
     return Comparison(rows, notes)
