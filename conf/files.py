@@ -13,6 +13,7 @@ from typing import Any
 
 from conf.mistakes import did_you_mean, nearest
 from conf.schema import GROUPS
+from sim.deployment.settings import load_engine
 from sim.documents import read_mapping, user_path
 from sim.hardware.read import list_devices, load_device
 from sim.model.read import by_hub_name
@@ -85,7 +86,8 @@ def content(group: str, path: Path) -> dict[str, Any]:
 def register_choice(group: str, choice: str) -> str:
     """The name under which `choice` is known to Hydra.
 
-    Files, HuggingFace ids and devices of installed plug-ins are registered here; any other choice stays as it is.
+    Files, HuggingFace ids, engine versions without a profile of their own (the nearest earlier one is taken) and
+    devices of installed plug-ins are registered here; any other choice stays as it is.
     """
     if group not in GROUPS:
         return choice
@@ -97,6 +99,10 @@ def register_choice(group: str, choice: str) -> str:
             return lower
         if group == "hardware" and lower in list_devices():
             return store(group, lower, dataclasses.asdict(load_device(lower)), "an installed plug-in")
+        version = re.fullmatch(r"([a-z]+)[-@]v?(\d+\.\d+\.\d+)", lower)
+        if group == "engine" and version and any(name.startswith(f"{version[1]}-") for name in choices(group)):
+            conf = load_engine(version[1], version[2])
+            return store(group, f"{version[1]}-{version[2]}", dataclasses.asdict(conf), "the nearest earlier profile")
         return choice
     path = user_path(choice, group)
     try:

@@ -20,7 +20,10 @@ def check_scheduler(name: str) -> None:
     """Raise `ValueError` for a scheduler that does not exist."""
     known = scheduler_names()
     if name not in known:
-        raise ValueError(f"engine.scheduler={name} cannot be simulated: wanted one of {', '.join(known)}.")
+        raise ValueError(
+            f"engine.scheduler={name} cannot be simulated, wanted one of {', '.join(known)} "
+            "(`headway memory` knows the memory of more engines)."
+        )
 
 
 def make_scheduler(name: str, settings: EngineSettings, usable_blocks: int, named_blocks: bool) -> Scheduler:

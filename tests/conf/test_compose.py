@@ -275,3 +275,11 @@ def test_a_folder_of_ones_own_may_have_any_name(tmp_path):
     (folder / "workload").mkdir(parents=True)
     (folder / "workload" / "mine.yaml").write_text("name: mine\n")
     assert compose(["workload=mine"], [folder]).workload.name == "mine"
+
+
+@pytest.mark.parametrize("choice", ["vllm-0.20.5", "vllm@0.20.5"])
+def test_any_engine_version_takes_the_nearest_earlier_profile(choice):
+    engine = compose([f"engine={choice}", "engine.max_num_seqs=32"]).engine
+    assert (engine.version, engine.profile.version, engine.max_num_seqs) == ("0.20.5", "0.19.0", 32)
+    with pytest.raises(ValueError, match="vllm"):
+        compose(["engine=vlm-0.20.5"])
