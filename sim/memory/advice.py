@@ -40,7 +40,7 @@ def advice(
     found = []
     shorter = longest if longest < budget.max_model_len and budget.available_bytes > 0 else 0
     if shorter:
-        found.append(f"the largest max_model_len that fits is {shorter:,} tokens")
+        found.append(f"the largest max_model_len that fits is {shorter:,} tokens (engine.max_model_len={shorter})")
     given = engine.kv_cache_memory_bytes is not None
     nearest = "raise engine.kv_cache_memory_bytes" if given else _utilization(engine, device, deployment, trial)
     if nearest:
@@ -52,10 +52,10 @@ def advice(
     ranks = smallest_tensor_parallel(model, device, engine, deployment, trial)
     island = Node(device).island
     if ranks and ranks <= island:
-        found.append(f"it fits with tensor_parallel={ranks}")
+        found.append(f"it fits with deployment.tensor_parallel={ranks}")
     elif ranks:
         found.append(
-            f"it would need tensor_parallel={ranks}, more than the {island:.0f} of one node or scale-up domain"
+            f"it would need deployment.tensor_parallel={ranks}, more than the {island:.0f} of one node or scale-up domain"
         )
     elif not found:
         found.append(f"no tensor-parallel size of up to {MOST_RANKS} that divides the model makes it fit")

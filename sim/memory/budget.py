@@ -254,8 +254,8 @@ def _risk(stage: StageBudget, device: DeviceConf, engine: EngineSettings, model:
     return (
         level,
         margin,
-        f"out-of-memory risk after sizing {level}: {outside} leave about {margin / GIB:.2f} GiB of the device, "
-        f"{wanted / GIB:.2f} GiB are wanted for warm-up.",
+        f"risk of running out of memory after the KV cache is sized: {level} (beside {outside}, about "
+        f"{margin / GIB:.2f} GiB of the device stay free; warm-up wants {wanted / GIB:.2f} GiB).",
     )
 
 

@@ -143,7 +143,7 @@ BAD_INPUT = {
         "divi|multiple|tensor_parallel",
     ),
     "a length over the model's limit": (["model=phi-2", "engine.max_model_len=8192"], "2,048 .* engine.max_model_len"),
-    "weights that do not fit": (["model=llama-3.1-70b"], "does not fit: .* tensor_parallel=4"),
+    "weights that do not fit": (["model=llama-3.1-70b"], "does not fit: .* deployment.tensor_parallel=4"),
     "zero blocks": (["engine.kv_cache_memory_bytes=1000"], "does not fit|block"),
     "a negative rate": (["workload.rate=-1"], "workload.rate"),
     "a rate that is no number": (["workload.rate=nan"], "workload.rate"),
