@@ -68,12 +68,12 @@ def recorded_settings(folder: Path, meta: dict[str, Any], said: Collection[str] 
     overrides, remarks = [], []
     if "model" not in said:
         overrides.append(f"model={literal(recorded_model(folder, meta))}")
-    device = device_named_in(folder)
-    if device:
+    if "hardware" not in said:
+        device = device_named_in(folder)
+        if device is None:
+            raise ValueError(f"run={folder}: no folder of the path bears a device's name; add hardware=NAME.")
         overrides.append(f"hardware={device}")
         remarks.append(f"the device, {device}, is taken from the folder's name; hardware=NAME changes it")
-    else:
-        remarks.append("the run names no device: the default is taken; hardware=NAME changes it")
     if meta.get("vllm_version") and "engine" not in said:
         try:
             overrides += choose_engine("vllm", recorded_version(meta["vllm_version"]))

@@ -100,6 +100,11 @@ def resolve_engine(
     exact = version_key(profile.version) == version_key(conf.version)
     label = f"{conf.name} {profile.version}"
     notes = []
+    if deployment.expert_parallel and deployment.tensor_parallel == 1:
+        notes.append(
+            "deployment.expert_parallel spreads experts over tensor-parallel ranks: with one rank it changes nothing, "
+            "every replica holds all experts"
+        )
     if not exact:
         older = version_key(conf.version) < version_key(profile.version)
         nearest = "the oldest known, so expect larger errors" if older else "the nearest earlier one"

@@ -55,7 +55,8 @@ def advice(
         found.append(f"it fits with deployment.tensor_parallel={ranks}")
     elif ranks:
         found.append(
-            f"it would need deployment.tensor_parallel={ranks}, more than the {island:.0f} of one node or scale-up domain"
+            "it would need "
+            f"deployment.tensor_parallel={ranks}, more than the {island:.0f} of one node or scale-up domain"
         )
     elif not found:
         found.append(f"no tensor-parallel size of up to {MOST_RANKS} that divides the model makes it fit")

@@ -323,3 +323,10 @@ def test_a_device_below_sglangs_reserve(llama, h100):
     tiny = replace(h100, memory_bytes=1e9)
     with pytest.raises(ValueError, match="sglang reserves more .* 0.93 GiB .* set engine.gpu_memory_utilization"):
         resolve_engine(load_engine("sglang"), llama, tiny, DeploymentConf())
+
+
+def test_expert_parallel_over_one_rank_is_said_to_change_nothing(llama, h100):
+    conf = EngineConf()
+    notes = resolve_engine(conf, llama, h100, DeploymentConf(expert_parallel=True)).notes
+    assert any("with one rank it changes nothing" in note for note in notes)
+    assert not any("one rank" in note for note in resolve_engine(conf, llama, h100, DeploymentConf()).notes)
