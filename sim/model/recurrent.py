@@ -4,13 +4,14 @@ All keep a short convolution's last inputs and a state per sequence. `flops_per_
 matrix: the convolution, the update and the read-out of the state, one token at a time.
 """
 
+import abc
 from dataclasses import dataclass, field
 
 from sim.model.linear import CacheSpec, Formats, HeadShape, Linear, Vector, linear, share
 
 
 @dataclass(frozen=True)
-class Recurrent:
+class Recurrent(abc.ABC):
     """What the three forms share; `conv_bytes_per_element` and `state_bytes_per_element` are the cached types."""
 
     conv_kernel: int
@@ -19,21 +20,21 @@ class Recurrent:
     conv_bias: bool
     formats: Formats = field(kw_only=True, default_factory=Formats)
 
+    @abc.abstractmethod
     def conv_channels(self, tensor_parallel: int) -> int:
         """Channels the convolution runs over, on one rank."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def state_elements(self, tensor_parallel: int) -> int:
         """Elements of the recurrent state of one sequence, on one rank."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def linears(self, hidden: int, tensor_parallel: int) -> tuple[Linear, ...]:
         """The weight matrices of one rank."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def vectors(self, hidden: int, tensor_parallel: int) -> tuple[Vector, ...]:
         """Convolution, decay and norm weights of one rank."""
-        raise NotImplementedError
 
     def flops_per_token(self, tensor_parallel: int) -> float:
         """Convolution `2 kernel channels`, and per state element two FLOPs each to decay, to add and to read."""
