@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from scripts.answer import Answer
 from scripts.arguments import Arguments
 from scripts.configure import Request, as_yaml, request
+from scripts.folder import free_folder
 
 
 if TYPE_CHECKING:
@@ -92,12 +93,3 @@ def rejection(result: "SimulationResult") -> list[str]:
         f"and {result.num_gpu_blocks:,} KV blocks exist"
     ]
     return [*lines, ""]
-
-
-def free_folder(folder: Path) -> Path:
-    """`folder`, or with `-2`, `-3` ... behind it if it exists: two runs may start in one second."""
-    number, free = 2, folder
-    while free.exists():
-        free = folder.with_name(f"{folder.name}-{number}")
-        number += 1
-    return free

@@ -17,7 +17,7 @@ from conf.files import as_typed
 from scripts.answer import Answer
 from scripts.configure import Request, key_of
 from scripts.failure import failure_status, reason_of
-from scripts.simulate import free_folder
+from scripts.folder import free_folder
 from scripts.wide_sweep import chosen_launcher, sweep_here
 
 
