@@ -99,7 +99,7 @@ def check_limits(conf: EngineConf, profile: EngineProfile, tokens: int, seqs: in
 
 def check_profile(profile: EngineProfile, shipped: EngineProfile) -> None:
     """Raise `ValueError` for facts of a version that cannot be; `shipped` has the constants that its rules read."""
-    for key in ("sync_step_s", "idle_sleep_s", "api_pickup_s"):
+    for key in ("host_step_s", "idle_sleep_s", "api_pickup_s"):
         _between(f"profile.{key}", getattr(profile, key), 0.0, MAX_HOST_S, "seconds")
     _between("profile.default_gpu_memory_utilization", profile.default_gpu_memory_utilization, 0.0, 1.0)
     for key, most in (

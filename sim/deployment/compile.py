@@ -31,17 +31,14 @@ def compile_plan(
     experts = ranks if deployment_conf.expert_parallel and model.is_moe else 1
     model.check(ranks, 1, experts)
     settings = resolve_engine(engine_conf, model, device, deployment_conf)
-    waits_s = settings.profile.sync_step_s if settings.batches_in_flight == 1 else 0.0
+    waits_s = settings.profile.host_step_s if settings.batches_in_flight == 1 else 0.0
     arrays = lower(model, device, ranks, experts, settings.kv_bytes_per_element, waits_s, settings.name)
-    specs = tuple(layer.mixer.cache(ranks, settings.kv_bytes_per_element) for layer in model.layers)
     return Plan(
         model=model,
         device=device,
         engine=settings,
         deployment=deployment_conf,
         arrays=arrays,
-        weight_bytes=model.weight_bytes(ranks, 1, experts),
-        kv_specs=(specs,),
         gpus=deployment_conf.replicas * ranks,
         assumptions=tuple(_assumptions(model, device, settings, deployment_conf, experts)),
         not_modelled=tuple(_not_modelled(model, device, settings, deployment_conf)),
@@ -94,10 +91,10 @@ def _assumptions(
     if deployment.tensor_parallel > 1:
         found = collective_constants(device, "all_reduce", deployment.tensor_parallel, library(settings.name))
         yield "all-reduce", "estimated" if found.estimated else "measured constants", found.source
-    if settings.profile.sync_step_s:
-        why = settings.profile.sources.get("sync_step_s", "engine profile")
+    if settings.profile.host_step_s:
+        why = settings.profile.sources.get("host_step_s", "engine profile")
         hidden = " at least, hidden behind the step before" if settings.batches_in_flight > 1 else ""
-        yield "host time per step", f"{1e3 * settings.profile.sync_step_s:.1f} ms{hidden}", why
+        yield "host time per step", f"{1e3 * settings.profile.host_step_s:.1f} ms{hidden}", why
     for key in LIMITS:
         yield key, f"{getattr(settings, key):g}", settings.origin.get(key, "engine configuration")
     for note in settings.notes:
@@ -117,6 +114,7 @@ def _not_modelled(
 ) -> Iterator[str]:
     yield "warm-up of a freshly started engine (the first requests of a real run are slower)"
     yield "HTTP, tokenising and detokenising beyond the engine profile's pick-up time"
+    yield "power and energy (the device's tdp_w and idle_w are facts only)"
     yield "penalties, guided decoding and log-probabilities in the sampler"
     if model.draft_layers:
         yield "speculative decoding: draft layers are not run"

@@ -46,7 +46,7 @@ class EngineProfile:
     - `unhashed_blocks_first`: freed blocks without a prefix hash are reused first.
     - `idle_sleep_s`: slept after a turn of the loop that scheduled nothing; `nonempty_batch_returns`: only a
       batch with work lets the loop schedule ahead; `api_pickup_s`: from the client to the engine's queue.
-    - `sync_step_s`: host time per step: the device waits for it, or, where batches are scheduled ahead, only if
+    - `host_step_s`: host time per step: the device waits for it, or, where batches are scheduled ahead, only if
       the step before is shorter.
     - `memory`: constants of the memory sum, by name (units in the names). `sources`: where each fact was read.
     """
@@ -70,7 +70,7 @@ class EngineProfile:
     tokens_capped_always: bool = False
     idle_sleep_s: float = 0.0
     api_pickup_s: float = 0.0
-    sync_step_s: float = 0.0
+    host_step_s: float = 0.0
     nonempty_batch_returns: bool = True
     skip_oversized: bool = False
     unhashed_blocks_first: bool = False

@@ -179,8 +179,7 @@ def trimmed(arrays: PlanArrays) -> PlanArrays:
 class Plan:
     """A compiled deployment: one kind of replica, `replicas` of them.
 
-    `weight_bytes` per pipeline stage for one rank; `kv_specs` per stage, what each layer keeps;
-    `assumptions` rows are (what, value, source).
+    `gpus` over all replicas; `assumptions` rows are (what, value, source).
     """
 
     model: ModelSpec
@@ -188,8 +187,6 @@ class Plan:
     engine: EngineSettings
     deployment: DeploymentConf
     arrays: PlanArrays
-    weight_bytes: tuple[float, ...]
-    kv_specs: tuple[tuple, ...]
     gpus: int
     assumptions: tuple[tuple[str, str, str], ...] = field(default=())
     not_modelled: tuple[str, ...] = field(default=())

@@ -1,6 +1,7 @@
 """The step log: one row per executed batch, appended cheaply and read as numpy columns."""
 
 from array import array
+from dataclasses import fields
 
 import numpy as np
 
@@ -8,27 +9,8 @@ from sim.report.result import StepTable
 from sim.scheduler.base import Batch
 
 
-COLUMNS = (
-    "replica",
-    "start_ns",
-    "end_ns",
-    "prefill_tokens",
-    "prefill_chunks",
-    "prefill_area",
-    "prefill_kv_tokens",
-    "prefill_max_tokens",
-    "decodes",
-    "decode_sum",
-    "decode_max",
-    "decode_sumsq",
-    "emitting",
-    "padded_tokens",
-    "graph_mode",
-    "running",
-    "waiting",
-    "free_blocks",
-    "preempted",
-)
+COLUMNS = tuple(field.name for field in fields(StepTable))
+"""In the order in which `StepLog.append` writes them."""
 
 
 class StepLog:

@@ -88,7 +88,7 @@ def run_exact(
             client,
             log,
             depth=settings.batches_in_flight,
-            host_ns=to_ns(settings.profile.sync_step_s) if settings.batches_in_flight > 1 else 0,
+            host_ns=to_ns(settings.profile.host_step_s) if settings.batches_in_flight > 1 else 0,
             idle_sleep_ns=to_ns(settings.profile.idle_sleep_s) if settings.batches_in_flight > 1 else 0,
             fill_with_empty=not settings.profile.nonempty_batch_returns,
         )

@@ -232,7 +232,7 @@ def conf_with(**changes):
     [
         *(
             ({key: value}, rf"profile.{key} must be between 0 and 10 seconds, got .*: change engine.profile.{key}$")
-            for key in ("sync_step_s", "idle_sleep_s", "api_pickup_s")
+            for key in ("host_step_s", "idle_sleep_s", "api_pickup_s")
             for value in (-1e-9, 10.1, float("nan"), float("inf"))
         ),
         *(
@@ -285,14 +285,14 @@ def test_engines_do_not_mix(llama, h100, conf, message):
 
 
 def test_changed_facts_of_another_version_are_not_dropped(llama, h100):
-    changed = replace(conf_with(sync_step_s=2e-3), version="0.11.0")
+    changed = replace(conf_with(host_step_s=2e-3), version="0.11.0")
     with pytest.raises(
-        ValueError, match="engine.profile.sync_step_s was changed .* takes that of 0.11.0: choose engin"
+        ValueError, match="engine.profile.host_step_s was changed .* takes that of 0.11.0: choose engin"
     ):
         resolve_engine(changed, llama, h100, DeploymentConf())
-    own = replace(conf_with(version="0.20.1", sync_step_s=2e-3), version="0.20.1")
+    own = replace(conf_with(version="0.20.1", host_step_s=2e-3), version="0.20.1")
     found = resolve_engine(own, llama, h100, DeploymentConf())
-    assert found.profile.sync_step_s == 2e-3 and found.notes == ()
+    assert found.profile.host_step_s == 2e-3 and found.notes == ()
 
 
 @pytest.mark.parametrize(

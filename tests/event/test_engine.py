@@ -132,7 +132,7 @@ def test_host_time_is_hidden_behind_a_longer_step():
 
     From idle the first batch starts after 4 ms, the second is ready at 8 ms.
     """
-    profile = dataclasses.replace(make_settings().profile, sync_step_s=4e-3)
+    profile = dataclasses.replace(make_settings().profile, host_step_s=4e-3)
     settings = make_settings(async_scheduling=True, profile=profile)
     long = run_exact(workload([0], [10], [4]), settings, constant(10e-3), num_gpu_blocks=100)
     assert long.steps.end_ns.tolist() == [14 * MS, 24 * MS, 34 * MS, 44 * MS]
