@@ -20,8 +20,8 @@ from sim.units import NS_PER_S
 MAX_EMPTY_TURNS = 10_000
 
 
-class Stuck(RuntimeError):
-    """A scheduler keeps requests and decides nothing: a defect of the scheduler."""
+class Stuck(ValueError):
+    """A scheduler keeps requests and decides nothing: a defect of the scheduler that was chosen."""
 
 
 def run_cluster(
@@ -78,7 +78,8 @@ def run_cluster(
                 if replica.empty_turns > MAX_EMPTY_TURNS:
                     raise Stuck(
                         f"the scheduler of replica {index} decided {replica.empty_turns} empty batches in a row, at "
-                        f"{now_ns / NS_PER_S:.3f} s, with {replica.scheduler.unfinished} requests unfinished"
+                        f"{now_ns / NS_PER_S:.3f} s, with {replica.scheduler.unfinished} requests unfinished: correct it, "
+                        "or choose another with engine.scheduler"
                     )
                 heappush(heap, (following, index, events))
         else:
