@@ -78,8 +78,8 @@ def run_cluster(
                 if replica.empty_turns > MAX_EMPTY_TURNS:
                     raise Stuck(
                         f"the scheduler of replica {index} decided {replica.empty_turns} empty batches in a row, at "
-                        f"{now_ns / NS_PER_S:.3f} s, with {replica.scheduler.unfinished} requests unfinished: correct it, "
-                        "or choose another with engine.scheduler"
+                        f"{now_ns / NS_PER_S:.3f} s, with {replica.scheduler.unfinished} requests unfinished: "
+                        "correct it, or choose another with engine.scheduler"
                     )
                 heappush(heap, (following, index, events))
         else:
