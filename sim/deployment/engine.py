@@ -1,6 +1,10 @@
 """Engine settings: what a user may set, and what an engine version does when they do not."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from sim.deployment.rules import CacheRules, SchedulingRules
 
 
 @dataclass
@@ -42,8 +46,7 @@ class EngineProfile:
       layers get groups of their own (otherwise they keep everything).
     - `limits`: default limits; `other_tokens`, `other_seqs`: those of any other usage.
     - `tokens_capped_always`: the default `max_num_batched_tokens` never exceeds `max_num_seqs` x length.
-    - `skip_oversized`: without chunked prefill, a prompt that exceeds the rest of the budget is passed over.
-    - `unhashed_blocks_first`: freed blocks without a prefix hash are reused first.
+    - `scheduling`, `cache`: what this version's scheduler and block pool do differently from others.
     - `idle_sleep_s`: slept after a turn of the loop that scheduled nothing; `nonempty_batch_returns`: only a
       batch with work lets the loop schedule ahead; `api_pickup_s`: from the client to the engine's queue.
     - `host_step_s`: host time per step: the device waits for it, or, where batches are scheduled ahead, only if
@@ -72,8 +75,8 @@ class EngineProfile:
     api_pickup_s: float = 0.0
     host_step_s: float = 0.0
     nonempty_batch_returns: bool = True
-    skip_oversized: bool = False
-    unhashed_blocks_first: bool = False
+    scheduling: SchedulingRules = field(default_factory=SchedulingRules)
+    cache: CacheRules = field(default_factory=CacheRules)
     memory: dict[str, float] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -89,12 +92,19 @@ class EngineConf:
     `usage`: `api_server`, `llm_class` (offline) or `other`; it decides the default limits.
     `hybrid_kv_cache`: one block table per kind of attention; `None` is on, except for chunked-local layers.
     `cuda_graph_sizes` is how vLLM 0.10.2 calls the captured sizes.
+
+    `scheduling_policy` is the order in which the scheduler serves (vLLM: `fcfs` or `priority`; other schedulers have
+    their own names), `long_prefill_token_threshold` the most prompt tokens of one request in one batch (0: no bound).
+    `scheduler_options` are the further options of the scheduler chosen, by name.
     """
 
     name: str = "vllm"
     version: str = "0.19.0"
     usage: str = "api_server"
     scheduler: str = "vllm"
+    scheduling_policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+    scheduler_options: dict[str, Any] = field(default_factory=dict)
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
@@ -146,4 +156,7 @@ class EngineSettings:
     kv_cache_memory_bytes: float | None = None
     num_gpu_blocks_override: int | None = None
     hybrid_kv_cache: bool | None = None
+    scheduling_policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

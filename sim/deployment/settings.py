@@ -15,6 +15,7 @@ from sim.deployment.conf import DeploymentConf
 from sim.deployment.defaults import default_limits, limit_tier, static_fraction
 from sim.deployment.engine import EngineConf, EngineProfile, EngineSettings, LimitTier
 from sim.deployment.graphs import capture_sizes
+from sim.deployment.rules import CacheRules, SchedulingRules
 from sim.hardware.spec import DeviceConf
 from sim.model.attention import MLA
 from sim.model.quantisation import KV_DTYPE_NAMES
@@ -61,6 +62,8 @@ def _read(stem: str) -> EngineConf:
     fields = deepcopy(_fields(stem))
     profile = fields.pop("profile")
     profile["limits"] = [LimitTier(**tier) for tier in profile.get("limits", [])]
+    profile["scheduling"] = SchedulingRules(**profile.get("scheduling", {}))
+    profile["cache"] = CacheRules(**profile.get("cache", {}))
     return EngineConf(**fields, profile=EngineProfile(**profile))
 
 
@@ -174,6 +177,9 @@ def resolve_engine(
         kv_cache_memory_bytes=conf.kv_cache_memory_bytes,
         num_gpu_blocks_override=conf.num_gpu_blocks_override,
         hybrid_kv_cache=conf.hybrid_kv_cache,
+        scheduling_policy=conf.scheduling_policy,
+        long_prefill_token_threshold=conf.long_prefill_token_threshold,
+        scheduler_options=dict(conf.scheduler_options),
         notes=tuple(notes),
     )
 

@@ -13,7 +13,6 @@ import numpy as np
 from sim.event.client import NEVER, Client
 from sim.event.replica import Replica
 from sim.event.router import Router
-from sim.scheduler.base import Request
 from sim.units import NS_PER_S
 
 
@@ -53,7 +52,8 @@ def run_cluster(
             target = router(i, replicas) if len(replicas) > 1 else 0
             client.send(target, allowed)
             replica = replicas[target]
-            replica.send(Request(i, prompts[i], allowed, None if content is None else content[i]))
+            make = replica.scheduler.request_type
+            replica.send(make(i, prompts[i], allowed, None if content is None else content[i]))
             if replica.blocked:
                 replica.blocked = False
                 heappush(heap, (now_ns, target, events))

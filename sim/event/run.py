@@ -16,6 +16,7 @@ from sim.event.log import StepLog
 from sim.event.pricer import Pricer
 from sim.event.replica import Replica
 from sim.event.router import make_router
+from sim.memory.shape import CacheShape, GroupShape
 from sim.report.result import RequestTable, StepTable
 from sim.scheduler.find import make_scheduler
 from sim.units import to_ns
@@ -79,7 +80,8 @@ def run_exact(
     client = Client(workload, to_ns(settings.profile.api_pickup_s))
     log = StepLog()
     pricer = Pricer(table, settings)
-    schedulers = [make_scheduler(scheduler, settings, usable, content is not None) for _ in range(replicas)]
+    cache = CacheShape(usable, content is not None, (GroupShape("full", settings.block_size),))
+    schedulers = [make_scheduler(scheduler, settings, cache) for _ in range(replicas)]
     engines = [
         Replica(
             index,

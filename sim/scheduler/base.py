@@ -11,59 +11,76 @@ import numpy as np
 
 
 class Request:
-    """One request inside a replica.
+    """One request inside a replica, as every scheduler sees it.
 
-    `target` tokens must be in the cache before the next token can be emitted: the prompt and, after a preemption,
-    what had been emitted by then. `left` tokens are still to be emitted, counted when the request (re)entered the
-    waiting queue. `token_ids` is the known content; beyond it, output j has the id `output_base + j`.
+    `prompt` tokens arrive; at most `outputs` tokens are emitted. Lower `priority` is more urgent, where a policy looks
+    at it. `token_ids` is the known content; beyond it, output j has the id `output_base + j`. `computed` tokens are in
+    the cache (or under way to it); `cached` of them were found there when it was first admitted. `last_batch` is the
+    number of the batch that emitted its last token, -1 before.
+
+    A scheduler that keeps more about its requests says so with a subclass, its `request_type`.
     """
 
     __slots__ = (
         "index",
         "prompt",
         "outputs",
-        "target",
-        "left",
-        "computed",
-        "key",
-        "last_step",
-        "cached",
-        "preemptions",
+        "priority",
         "token_ids",
         "output_base",
-        "blocks",
-        "block_keys",
-        "registered",
+        "computed",
+        "cached",
+        "preemptions",
+        "last_batch",
     )
 
-    def __init__(self, index: int, prompt: int, outputs: int, token_ids: np.ndarray | None = None):
+    def __init__(self, index: int, prompt: int, outputs: int, token_ids: np.ndarray | None = None, priority: int = 0):
         self.index = index
         self.prompt = prompt
         self.outputs = outputs
-        self.target = prompt
-        self.left = outputs
-        self.computed = 0
-        self.key = 0
-        self.last_step = -1
-        self.cached = 0
-        self.preemptions = 0
+        self.priority = priority
         self.token_ids = token_ids
         self.output_base = (index + 1) << 32
-        self.blocks: list[int] = []
-        self.block_keys: list[int] = []
-        self.registered = 0
+        self.computed = 0
+        self.cached = 0
+        self.preemptions = 0
+        self.last_batch = -1
 
     def __repr__(self) -> str:
-        return f"Request({self.index}, prompt={self.prompt}, outputs={self.outputs}, left={self.left})"
+        return f"{type(self).__name__}({self.index}, prompt={self.prompt}, outputs={self.outputs})"
 
 
-class Batch:
+class Row[R: Request]:
+    """One request's part in a batch: `tokens` on top of `computed` of context.
+
+    `kind`: `n` first admission, `r` resumed after a preemption, `c` continued, `x` a row whose request was preempted
+    after it had been counted (a defect of vLLM 0.10.2). `emits`: whether it samples; then it yields 1 + `accepted`
+    tokens, `accepted` of its `drafts`.
+    """
+
+    __slots__ = ("request", "tokens", "computed", "kind", "emits", "drafts", "accepted")
+
+    def __init__(self, request: R, tokens: int, computed: int, kind: str):
+        self.request = request
+        self.tokens = tokens
+        self.computed = computed
+        self.kind = kind
+        self.emits = False
+        self.drafts = 0
+        self.accepted = 0
+
+
+class Batch[R: Request]:
     """What one call of `schedule` decided: the statistics of the forward pass, and who changed place.
 
     Statistics are named as in `sim.cost.BatchStats`. `admitted` entered running; `emitted` complete their
     prefill here (so their first token, or the first after a preemption, comes with this batch);
     `finishing` get their last token from it; `preempted` lost their blocks, of which
     `interrupted` were decoding. `running`, `waiting` and `free_blocks` are as after the call.
+
+    A scheduler that decides row by row lists its `rows` in order, and counts in `follows` how many of its emitting
+    rows had their token before from which batch, by `number`: the inter-token latencies. One whose decoding
+    requests are in every batch leaves both out.
     """
 
     __slots__ = (
@@ -86,6 +103,9 @@ class Batch:
         "preempted",
         "interrupted",
         "filled",
+        "number",
+        "rows",
+        "follows",
     )
 
     def __init__(self) -> None:
@@ -93,12 +113,15 @@ class Batch:
         self.prefill_kv_tokens = self.prefill_max_tokens = 0
         self.decodes = self.decode_sum = self.decode_max = self.decode_sumsq = 0
         self.emitting = self.running = self.waiting = self.free_blocks = 0
-        self.admitted: Sequence[Request] = ()
-        self.emitted: Sequence[Request] = ()
-        self.finishing: Sequence[Request] = ()
-        self.preempted: Sequence[Request] = ()
-        self.interrupted: Sequence[Request] = ()
-        self.filled: Sequence[tuple[Request, int]] = ()
+        self.admitted: Sequence[R] = ()
+        self.emitted: Sequence[R] = ()
+        self.finishing: Sequence[R] = ()
+        self.preempted: Sequence[R] = ()
+        self.interrupted: Sequence[R] = ()
+        self.filled: Sequence[tuple[R, int]] = ()
+        self.number = -1
+        self.rows: Sequence[Row[R]] = ()
+        self.follows: dict[int, int] | None = None
 
     @property
     def tokens(self) -> int:
@@ -122,9 +145,20 @@ class Batch:
         if end > self.prefill_max_tokens:
             self.prefill_max_tokens = end
 
+    def add_decode(self, context: int) -> None:
+        """Count one decode row that attends to `context` tokens, its own included."""
+        self.decodes += 1
+        self.decode_sum += context
+        self.decode_sumsq += context * context
+        if context > self.decode_max:
+            self.decode_max = context
 
-class Scheduler(Protocol):
+
+class Scheduler[R: Request](Protocol):
     """Decides batches. `schedule` may be called again before the batch before is completed (async)."""
+
+    request_type: type[R]
+    """What `add` takes: `Request`, or the scheduler's own subclass of it with the same constructor."""
 
     @property
     def free_blocks(self) -> int:
@@ -134,20 +168,23 @@ class Scheduler(Protocol):
     def usable_blocks(self) -> int:
         """All KV blocks but the null block."""
 
-    def add(self, request: Request) -> None:
-        """Put a new request at the end of the waiting queue."""
+    def add(self, request: R) -> None:
+        """Put a new request, of `request_type`, in the waiting queue."""
 
-    def schedule(self) -> Batch:
+    def abort(self, request: R) -> None:
+        """Take an unfinished request out and free its blocks; what is under way for it is thrown away."""
+
+    def schedule(self) -> Batch[R]:
         """Decide the next batch; it may be empty."""
 
-    def repeat(self, batch: Batch) -> bool:
+    def repeat(self, batch: Batch[R]) -> bool:
         """Make the next call if it does what `batch`, the last one decided, did: the same requests decode, no more.
 
         `batch` is plain (`Batch.plain`) and nothing has arrived or been completed that could matter. Its
         statistics move on by one call. False, and nothing changed, if the call has to be made by `schedule`.
         """
 
-    def complete(self, batch: Batch) -> Sequence[Request]:
+    def complete(self, batch: Batch[R]) -> Sequence[R]:
         """Process the output of the oldest open batch; return the requests that ended with it."""
 
     @property

@@ -1,14 +1,15 @@
-"""Finds a scheduler by name: a module of this package with `make(settings, usable_blocks, named_blocks)`."""
+"""Finds a scheduler by name: a module of this package with `make(settings, cache)`."""
 
 import importlib
 import pkgutil
 
 import sim.scheduler
 from sim.deployment.engine import EngineSettings
+from sim.memory.shape import CacheShape
 from sim.scheduler.base import Scheduler
 
 
-_NOT_SCHEDULERS = {"base", "find"}
+_NOT_SCHEDULERS = {"base", "find", "hooks"}
 
 
 def scheduler_names() -> list[str]:
@@ -26,7 +27,7 @@ def check_scheduler(name: str) -> None:
         )
 
 
-def make_scheduler(name: str, settings: EngineSettings, usable_blocks: int, named_blocks: bool) -> Scheduler:
+def make_scheduler(name: str, settings: EngineSettings, cache: CacheShape) -> Scheduler:
     """One replica's scheduler by name."""
     check_scheduler(name)
-    return importlib.import_module(f"sim.scheduler.{name}").make(settings, usable_blocks, named_blocks)
+    return importlib.import_module(f"sim.scheduler.{name}").make(settings, cache)

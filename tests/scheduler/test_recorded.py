@@ -12,8 +12,7 @@ import pytest
 
 from sim.memory.blocks import CountedBlocks
 from sim.memory.prefix import PrefixBlocks
-from sim.scheduler.base import Request
-from sim.scheduler.vllm import ContinuousBatching
+from sim.scheduler.vllm import ContinuousBatching, DecodingRequest
 
 
 SETS = [
@@ -72,7 +71,7 @@ def replay(scenario, steps, version, named):
             spec = scenario["requests"][names[name]]
             prompt = sum(length for _, _, length in spec["prompt"])
             outputs = min(spec["max_tokens"], config["max_model_len"] - prompt)
-            request = Request(names[name], prompt, outputs, token_ids(spec["prompt"]))
+            request = DecodingRequest(names[name], prompt, outputs, token_ids(spec["prompt"]))
             request.output_base = (1 << 40) + spec["out_seed"] * 65536
             requests[name] = request
             held[name] = 0

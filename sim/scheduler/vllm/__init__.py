@@ -3,18 +3,18 @@
 from sim.deployment.engine import EngineSettings
 from sim.memory.blocks import CountedBlocks
 from sim.memory.prefix import PrefixBlocks
-from sim.scheduler.base import Request
-from sim.scheduler.vllm.continuous import ContinuousBatching as ContinuousBatching
+from sim.memory.shape import CacheShape
+from sim.scheduler.vllm.continuous import ContinuousBatching as ContinuousBatching, DecodingRequest as DecodingRequest
 
 
-def make(settings: EngineSettings, usable_blocks: int, named_blocks: bool) -> ContinuousBatching:
-    """One replica's scheduler. With `named_blocks`, blocks have an identity and prefixes are reused."""
+def make(settings: EngineSettings, cache: CacheShape) -> ContinuousBatching:
+    """One replica's scheduler. With a named cache, blocks have an identity and prefixes are reused."""
     profile = settings.profile
-    blocks: CountedBlocks[Request] | PrefixBlocks[Request]
-    if named_blocks:
-        blocks = PrefixBlocks(usable_blocks, settings.block_size, profile.unhashed_blocks_first)
+    blocks: CountedBlocks[DecodingRequest] | PrefixBlocks[DecodingRequest]
+    if cache.named:
+        blocks = PrefixBlocks(cache.usable_blocks, settings.block_size, profile.cache.unhashed_blocks_first)
     else:
-        blocks = CountedBlocks(usable_blocks, settings.block_size)
+        blocks = CountedBlocks(cache.usable_blocks, settings.block_size)
     return ContinuousBatching(
         blocks,
         max_num_seqs=settings.max_num_seqs,
@@ -22,6 +22,6 @@ def make(settings: EngineSettings, usable_blocks: int, named_blocks: bool) -> Co
         max_model_len=settings.max_model_len,
         reserve_full_input=settings.reserve_full_input,
         chunked_prefill=settings.chunked_prefill,
-        skip_oversized=profile.skip_oversized,
+        skip_oversized=profile.scheduling.skip_oversized,
         register_on_output=settings.async_scheduling,
     )

@@ -16,9 +16,32 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
+import numpy as np
+
 from sim.memory.blocks import CountedBlocks
 from sim.memory.prefix import PrefixBlocks
 from sim.scheduler.base import Batch, Request
+
+
+class DecodingRequest(Request):
+    """A request as two numbers.
+
+    `target` tokens must be in the cache before the next token can be emitted: the prompt and, after a preemption,
+    what had been emitted by then. `left` tokens are still to be emitted, counted when the request (re)entered the
+    waiting queue.
+    """
+
+    __slots__ = ("target", "left", "key", "last_step", "blocks", "block_keys", "registered")
+
+    def __init__(self, index: int, prompt: int, outputs: int, token_ids: np.ndarray | None = None, priority: int = 0):
+        super().__init__(index, prompt, outputs, token_ids, priority)
+        self.target = prompt
+        self.left = outputs
+        self.key = 0
+        self.last_step = -1
+        self.blocks: list[int] = []
+        self.block_keys: list[int] = []
+        self.registered = 0
 
 
 class ContinuousBatching:
@@ -35,9 +58,11 @@ class ContinuousBatching:
       scheduled.
     """
 
+    request_type = DecodingRequest
+
     def __init__(
         self,
-        blocks: CountedBlocks[Request] | PrefixBlocks[Request],
+        blocks: CountedBlocks[DecodingRequest] | PrefixBlocks[DecodingRequest],
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -55,17 +80,17 @@ class ContinuousBatching:
         self.chunked_prefill = chunked_prefill
         self.skip_oversized = skip_oversized
         self.register_on_output = register_on_output
-        self.waiting: deque[Request] = deque()
-        self.running: dict[int, Request] = {}
-        self._partial: Request | None = None
+        self.waiting: deque[DecodingRequest] = deque()
+        self.running: dict[int, DecodingRequest] = {}
+        self._partial: DecodingRequest | None = None
         self._call = 0
         self._decodes = 0
         self._key_sum = 0
         self._key_squares = 0
-        self._ends: dict[int, list[Request]] = {}
-        self._longest: list[tuple[int, int, Request]] = []
+        self._ends: dict[int, list[DecodingRequest]] = {}
+        self._longest: list[tuple[int, int, DecodingRequest]] = []
         self._joined = 0
-        self._batch = Batch()
+        self._batch: Batch[DecodingRequest] = Batch()
 
     @property
     def unfinished(self) -> int:
@@ -82,13 +107,14 @@ class ContinuousBatching:
         """All KV blocks but the null block."""
         return self.blocks.usable
 
-    def add(self, request: Request) -> None:
+    def add(self, request: DecodingRequest) -> None:
         """Put a new request at the end of the waiting queue."""
         self.waiting.append(request)
 
-    def schedule(self) -> Batch:
+    def schedule(self) -> Batch[DecodingRequest]:
         """Decide the next batch: running requests first, then the head of the queue."""
-        self._batch = batch = Batch()
+        batch: Batch[DecodingRequest] = Batch()
+        self._batch = batch
         self._call = call = self._call + 1
         if self._decodes:
             self.blocks.grow_decodes(call, self._preempt_last)
@@ -112,7 +138,7 @@ class ContinuousBatching:
         batch.free_blocks = self.blocks.free
         return batch
 
-    def repeat(self, batch: Batch) -> bool:
+    def repeat(self, batch: Batch[DecodingRequest]) -> bool:
         """Make the next call if it only decodes the rows of `batch` again: nobody ends, no block is short.
 
         A blocked head of the queue stays blocked: seats and budget are as before, and blocks only get fewer.
@@ -128,7 +154,7 @@ class ContinuousBatching:
         batch.free_blocks = self.blocks.free
         return True
 
-    def complete(self, batch: Batch) -> Sequence[Request]:
+    def complete(self, batch: Batch[DecodingRequest]) -> Sequence[DecodingRequest]:
         """Free the seats and blocks of the requests that got their last token from `batch`."""
         if self.register_on_output:
             for request, tokens in batch.filled:
@@ -142,7 +168,7 @@ class ContinuousBatching:
                 self.blocks.release(request, request.target + request.left - 1)
         return batch.finishing
 
-    def _count_decodes(self, batch: Batch) -> None:
+    def _count_decodes(self, batch: Batch[DecodingRequest]) -> None:
         n, call = self._decodes, self._call
         if n == 0:
             return
@@ -160,7 +186,7 @@ class ContinuousBatching:
                 for request, tokens in batch.filled:
                     self.blocks.register(request, tokens)
 
-    def _join_decoding(self, request: Request) -> None:
+    def _join_decoding(self, request: DecodingRequest) -> None:
         """Its prefill completes in this call: from the next one on it has a row per call, until `last_step`."""
         request.key = key = request.target - self._call
         request.last_step = last = self._call + request.left - 1
@@ -179,14 +205,14 @@ class ContinuousBatching:
         else:
             ends.append(request)
 
-    def _leave_decoding(self, request: Request) -> None:
+    def _leave_decoding(self, request: DecodingRequest) -> None:
         key = request.key
         self._decodes -= 1
         self._key_sum -= key
         self._key_squares -= key * key
         self.blocks.leave(request)
 
-    def _preempt_last(self) -> Request:
+    def _preempt_last(self) -> DecodingRequest:
         """The most recently admitted request loses its blocks and goes to the front of the queue."""
         _, request = self.running.popitem()
         if request is self._partial:
@@ -214,7 +240,7 @@ class ContinuousBatching:
         self._batch.preempted = [*self._batch.preempted, request]
         return request
 
-    def _continue_partial(self, batch: Batch, budget: int) -> int:
+    def _continue_partial(self, batch: Batch[DecodingRequest], budget: int) -> int:
         """The next chunk of the partly prefilled request, or it preempts itself; returns the tokens scheduled."""
         request = self._partial
         assert request is not None
@@ -230,12 +256,12 @@ class ContinuousBatching:
             batch.emitted = [request]
         return chunk
 
-    def _admit(self, batch: Batch, budget: int) -> None:
+    def _admit(self, batch: Batch[DecodingRequest], budget: int) -> None:
         """Take the head of the queue while seats, budget and blocks last; nobody passes a blocked head."""
         waiting, running, blocks = self.waiting, self.running, self.blocks
-        admitted: list[Request] = []
+        admitted: list[DecodingRequest] = []
         emitted = list(batch.emitted)
-        passed_over: list[Request] = []
+        passed_over: list[DecodingRequest] = []
         while waiting and budget > 0 and len(running) < self.max_num_seqs:
             request = waiting[0]
             cached = blocks.lookup(request)

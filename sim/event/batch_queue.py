@@ -1,0 +1,48 @@
+"""The engine core's queue of batches in flight: which calls of the loop schedule, and which wait.
+
+One call of the loop takes arrivals, schedules once if there is anything to do, and then either returns at once or waits
+for the oldest batch. With a queue of one this is the synchronous step.
+
+Source: engine-core loops of vLLM 0.19.0 and 0.33.0; SGLang's overlap loop is a queue of two.
+"""
+
+from collections import deque
+
+from sim.scheduler.base import Batch, Scheduler
+
+
+class BatchQueue:
+    """At most `depth` batches of `scheduler`; `fill_with_empty`: empty batches do not wait while there is work."""
+
+    def __init__(self, scheduler: Scheduler, depth: int = 1, fill_with_empty: bool = False):
+        self.scheduler = scheduler
+        self.depth = depth
+        self.in_flight: deque[Batch] = deque()
+        self.unflushed = False
+        self._fill_with_empty = fill_with_empty
+
+    def issue(self) -> Batch | None:
+        """Schedule once and queue the batch, if a request is unfinished or ended ones are still to be reported."""
+        if not (self.scheduler.unfinished or (self.unflushed and self.depth > 1)):
+            return None
+        self.unflushed = False
+        batch = self.scheduler.schedule()
+        self.in_flight.append(batch)
+        return batch
+
+    def waits(self, issued: Batch | None) -> bool:
+        """Whether the call that `issued` this batch goes on to wait for the oldest one."""
+        if issued is not None and len(self.in_flight) < self.depth:
+            if issued.tokens:
+                return False
+            if self._fill_with_empty and (self.scheduler.unfinished or self.unflushed):
+                return False
+        return bool(self.in_flight)
+
+    def complete(self) -> tuple[Batch, list]:
+        """Process the output of the oldest batch; it and the requests that ended with it."""
+        batch = self.in_flight.popleft()
+        ended = list(self.scheduler.complete(batch))
+        if ended:
+            self.unflushed = True
+        return batch, ended
