@@ -1,0 +1,26 @@
+"""Prefix-cache statistics as engines report them: every look-up counts, also the repeated ones of a blocked request."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class HitStats:
+    """Look-ups so far, and the tokens asked for and found; those of requests that had been preempted stand apart."""
+
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+    preempted_requests: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+    def count(self, queries: int, hits: int, preempted: bool, times: int = 1) -> None:
+        """One look-up of `queries` tokens that found `hits`, made `times` times over."""
+        if preempted:
+            self.preempted_requests += times
+            self.preempted_queries += queries * times
+            self.preempted_hits += hits * times
+        else:
+            self.requests += times
+            self.queries += queries * times
+            self.hits += hits * times
