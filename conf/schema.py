@@ -33,6 +33,8 @@ class SimulateConf:
     - `seed`: of arrivals and lengths; the same seed gives the same result, bit for bit.
     - `slo`: bounds for goodput.
     - `percentiles`: of every latency, 0 to 100.
+    - `log_interval_s`: seconds between two lines of the engine's log, where its engine goes by time (vLLM's
+      VLLM_LOG_STATS_INTERVAL).
     - `results`: the folder to write; None: `results/<date and time>` under the current folder.
     """
 
@@ -44,6 +46,7 @@ class SimulateConf:
     slo: SloConf = field(default_factory=SloConf)
     seed: int = 0
     percentiles: list[float] = field(default_factory=lambda: [50.0, 90.0, 95.0, 99.0])
+    log_interval_s: float = 10.0
     results: str | None = None
 
 

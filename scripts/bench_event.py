@@ -1,4 +1,7 @@
-"""Benchmarks of the exact engine: steps per CPU-second, and a whole trace."""
+"""Benchmarks of the exact engine: steps per CPU-second, and a whole trace.
+
+Beside them stands what the schedulers of the real engines do (`scripts/real_schedulers.yaml`).
+"""
 
 import time
 from pathlib import Path
@@ -7,6 +10,7 @@ import numpy as np
 
 from conf.compose import compose
 from sim.api import Job, build
+from sim.documents import read_mapping
 from sim.event.run import ExactRun, run_exact
 from sim.workload.trace import Workload
 
@@ -31,7 +35,35 @@ def event_counted() -> dict[str, float | str]:
     job = build(
         compose(["engine=vllm-0.10.2", "engine.max_num_seqs=256", "engine.enable_prefix_caching=false"]), workload
     )
-    return _measure(job)
+    return _measure(job) | real_scheduler("vllm", 64)
+
+
+def event_identity() -> dict[str, float | str]:
+    """Blocks with identity and prefix reuse: `chat_turns`, 64 at a time."""
+    return _measure(_identity_job(64, [])) | real_scheduler("vllm", 64)
+
+
+def event_identity_256() -> dict[str, float | str]:
+    """The same, 256 at a time."""
+    return _measure(_identity_job(256, [])) | real_scheduler("vllm", 256)
+
+
+def event_rows() -> dict[str, float | str]:
+    """The scheduler that decides row by row, made to serve by priority, on the work of `event_identity`."""
+    return _measure(_identity_job(64, ["engine.scheduling_policy=priority"])) | real_scheduler("vllm", 64)
+
+
+def event_decodes() -> dict[str, float | str]:
+    """Only decoding, 64, 256 and 1024 at once, by both block managers: what one more running request costs.
+
+    `steps_per_cpu_s` is that of 1024 with identity; the others are named by manager and number.
+    """
+    found: dict[str, float | str] = {}
+    for named in (False, True):
+        for running in (64, 256, 1024):
+            numbers = _measure(_decode_job(running, named))
+            rate = found[f"{'identity' if named else 'counted'}_{running}"] = numbers["steps_per_cpu_s"]
+    return found | {"steps_per_cpu_s": rate} | real_scheduler("vllm", 1024)
 
 
 def azure_replay() -> dict[str, float | str]:
@@ -43,6 +75,66 @@ def azure_replay() -> dict[str, float | str]:
         overrides = ["workload=azure-conv", f"workload.num_requests={AZURE_REQUESTS}", "workload.rate=5.5"]
     job = build(compose([*overrides, "engine=vllm-0.19.0"]))
     return _measure(job) | {"workload": trace.name if trace.is_file() else "azure-conv profile"}
+
+
+def chat_turns(requests: int, concurrency: int, seed: int = 0) -> Workload:
+    """Conversations of four turns, each turn's prompt all that was said before it and 50 to 250 new tokens.
+
+    Outputs have 325 to 975 tokens, one of eight system prompts of 256 comes first. Twice `concurrency` conversations
+    go on side by side, so a turn has ended when the next one is sent, and most of its blocks are still there.
+    """
+    rng = np.random.default_rng(seed)
+    turns, side_by_side = 4, 2 * concurrency
+    systems = rng.integers(0, 128_000, (8, 256))
+    prompts: list[np.ndarray] = []
+    outputs: list[np.ndarray] = []
+    while len(prompts) < requests:
+        said = [systems[which] for which in rng.integers(0, 8, side_by_side)]
+        for _ in range(turns):
+            for conversation in range(side_by_side):
+                asked = rng.integers(0, 128_000, rng.integers(50, 251))
+                prompts.append(np.concatenate([said[conversation], asked]))
+                outputs.append(rng.integers(0, 128_000, rng.integers(325, 976)))
+                said[conversation] = np.concatenate([prompts[-1], outputs[-1]])
+    prompts, outputs = prompts[:requests], outputs[:requests]
+    return Workload(
+        "chat",
+        np.zeros(requests, np.int64),
+        np.array([len(ids) for ids in prompts]),
+        np.array([len(ids) for ids in outputs]),
+        concurrency=concurrency,
+        token_ids=tuple(prompts),
+        output_token_ids=tuple(outputs),
+    )
+
+
+def _identity_job(running: int, overrides: list[str]) -> Job:
+    blocks = 240 * running  # requests have 55 to 270, 130 on average; the rest is for reuse
+    engine = ["engine=vllm-0.10.2", f"engine.max_num_seqs={running}", f"engine.num_gpu_blocks_override={blocks}"]
+    return build(compose([*engine, "hardware=h200-sxm", *overrides]), chat_turns(32 * running, running))
+
+
+def _decode_job(running: int, named: bool) -> Job:
+    """All requests at once, of prompts of 33 to 64 tokens, each for 1,000 tokens."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(33, 65, running)
+    content = tuple(rng.integers(0, 128_000, length) for length in lengths)
+    workload = Workload(
+        "decodes", np.zeros(running, np.int64), lengths, np.full(running, 1000), token_ids=content if named else None
+    )
+    engine = ["engine=vllm-0.10.2", f"engine.max_num_seqs={running}"]
+    reuse = f"engine.enable_prefix_caching={str(named).lower()}"
+    return build(compose([*engine, reuse, "hardware=b300-sxm"]), workload)
+
+
+def real_scheduler(engine: str, running: int) -> dict[str, float | str]:
+    """Steps per CPU-second of a real engine's scheduler with `running` decodes, and which one it is."""
+    rows = read_mapping(Path(__file__).with_name("real_schedulers.yaml"))["rates"]
+    row = next(row for row in rows if (row["engine"], row["running"]) == (engine, running))
+    return {
+        "real_steps_per_cpu_s": float(row["steps_per_cpu_s"]),
+        "real_scheduler": f"{row['engine']} {row['version']}, {running} decodes",
+    }
 
 
 def _measure(job: Job) -> dict[str, float | str]:

@@ -12,6 +12,7 @@ CONFIG_DIR = Option("--config-dir", "a folder of your own with model/, hardware/
 CFG = Option("--cfg", "print the whole configuration as YAML and stop (--cfg job)", "WHAT")
 MULTIRUN = Option("--multirun", "run every combination of KEY=A,B and KEY=range(A,B,STEP)", short="-m")
 REPEAT = Option("--repeat", "processes per benchmark, of which the median is printed (3)", "N")
+RUN = Option("--run", "compare a server's step log with a simulated run (its results folder)", "DIR")
 
 CONFIGURE = (SERVE, ENGINE, CONFIG_DIR, CFG)
 
@@ -88,6 +89,19 @@ COMMANDS = {
             "replay a measured run and print measured, predicted and error",
             "headway validate run=bench/Llama-3.1-8B",
             (CONFIG_DIR,),
+        ),
+        Command(
+            "conformance",
+            "scripts.conformance",
+            "PATH [options]",
+            "replay recorded schedules of real engines: who decides otherwise, and where",
+            "headway conformance recordings/vllm-0.19.0-async",
+            (RUN,),
+            (),
+            "PATH: a folder with scenarios/ and traces/ in it, or one above such folders at any depth, or a file in\n"
+            "one. Engine and version stand in each trace. With --run, PATH is the log of a vLLM server that was\n"
+            "started with --enable-logging-iteration-details. Exit code 0: every decision is identical; 1: one\n"
+            "differs, or a recording cannot be replayed; 2: a file is not what it should be, or its version unknown.",
         ),
         Command(
             "bench",

@@ -13,7 +13,8 @@ HEAD = "Headway simulates LLM inference serving: what a deployment would measure
 
 def overview() -> str:
     """`headway --help`: one screen."""
-    rows = "\n".join(f"  {command.name:<10} {command.summary}" for command in COMMANDS.values())
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {command.name:<{width}} {command.summary}" for command in COMMANDS.values())
     return f"""{HEAD}
 
 usage: headway COMMAND [KEY=VALUE ...] [options]

@@ -44,20 +44,27 @@ def run(arguments: Arguments) -> Answer:
     conf = compose([*kept, *own], arguments.values("--config-dir"))
     workload, origin = recorded_workload(recorded, dataset_of(folder, recorded.meta, given.get("workload")))
     remarks.append(origin)
+    from calibration.step_evidence import evidence_json, evidence_text, step_evidence
     from sim import api
+    from sim.cost.table import price_steps
 
-    result = api.run(api.build(conf, workload))
+    job = api.build(conf, workload)
+    result = api.run(job)
     found = compare(recorded, result)
+    steps = step_evidence(
+        recorded.requests, result, lambda columns: price_steps(job.cost, job.plan.arrays, columns)["total_s"]
+    )
     found = dataclasses.replace(found, notes=[*found.notes, *remarks])
     not_modelled = [f"not modelled: {sentence}" for sentence in result.not_modelled]
     head = f"{result.model} on {result.gpus} x {result.device}, {result.engine_label}, {len(workload)} requests"
     fields = {"status": "ok", "run": str(folder), "overrides": [*kept, *own], **comparison_json(found)}
     fields |= {"model": result.model, "device": result.device, "engine_label": result.engine_label}
-    fields["not_modelled"] = result.not_modelled
+    fields |= {"not_modelled": result.not_modelled, "steps": evidence_json(steps)}
     served = (result.requests.status != REJECTED).any()
     if not served:
         fields |= {"status": "error", "message": "the predicted run rejected every request; see the notes."}
-    return Answer(fields, "\n".join([head, "", comparison_text(found), *not_modelled]), 0 if served else 2)
+    text = [head, "", comparison_text(found), *not_modelled, "", evidence_text(steps)]
+    return Answer(fields, "\n".join(text), 0 if served else 2)
 
 
 def recorded_settings(folder: Path, meta: dict[str, Any], said: Collection[str] = ()) -> tuple[list[str], list[str]]:

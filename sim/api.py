@@ -18,6 +18,7 @@ from conf.compose import compose
 from conf.schema import SimulateConf
 from sim.cost.analytic import AnalyticCost
 from sim.cost.model import CostModel
+from sim.cost.stages import StagePrices, stage_prices
 from sim.cost.table import PriceTable, price_steps, price_table
 from sim.deployment.compile import compile_plan
 from sim.deployment.plan import Plan
@@ -27,15 +28,17 @@ from sim.event.run import ExactRun, run_exact
 from sim.hardware.check import device_from
 from sim.hardware.spec import DeviceConf
 from sim.memory.budget import memory_budget
+from sim.memory.cache import cache_shape
 from sim.memory.describe import with_fitting_length
 from sim.memory.report import memory_report
+from sim.memory.shape import GroupShape
 from sim.memory.terms import MemoryBudget
 from sim.model.read import model_from_conf
-from sim.report.result import SimulationResult, StepTable
+from sim.report.result import SimulationResult, StageTable, StepTable
 from sim.scan.jobs import LaneJob, Status, lane_job, servable, why_exact as lane_needs_exact
 from sim.scan.recover import LaneRun
 from sim.scan.wide import scan
-from sim.scheduler.find import check_scheduler
+from sim.scheduler.find import check_scheduler, failure, knows_groups, most_batch_tokens, not_modelled, reuses_prefixes
 from sim.workload.build import build_workload
 from sim.workload.trace import Workload
 
@@ -60,14 +63,37 @@ class Job:
 
     @property
     def pool_blocks(self) -> int:
-        """KV blocks one table can hold: where several groups of layers share the pool, each gets its part."""
-        return self.budget.num_blocks // len(self.budget.layout.groups)
+        """KV blocks of one replica, the null block included, which the groups of layers share.
+
+        A scheduler that knows no groups has those of one, as if each held the whole context.
+        """
+        known = knows_groups(self.conf.engine.scheduler)
+        return self.budget.num_blocks if known else self.budget.num_blocks // len(self.budget.layout.groups)
+
+    @property
+    def groups(self) -> tuple[GroupShape, ...]:
+        """The groups of layers with a block table each."""
+        if not knows_groups(self.conf.engine.scheduler):
+            return (GroupShape("full", self.plan.engine.block_size),)
+        layout = self.budget.layout
+        return cache_shape(layout, self.budget.num_blocks, False).groups
 
     def price_table(self) -> PriceTable:
-        """The plan's prices for every padded token count and row count of these settings."""
+        """The plan's prices for every padded token count and row count of these settings (of its first stage)."""
+        return price_table(self.cost, self.plan.arrays, *self._most())
+
+    def prices(self) -> PriceTable | StagePrices:
+        """The plan's prices: one table, or one per pipeline stage."""
+        plan = self.plan
+        if plan.hand_over is None or plan.tokens_back is None:
+            return self.price_table()
+        return stage_prices(self.cost, plan.stages, plan.hand_over, plan.tokens_back, *self._most())
+
+    def _most(self) -> tuple[int, int]:
+        """Tokens and rows of the largest batch, padding included."""
         engine = self.plan.engine
-        largest = max(engine.max_num_batched_tokens, *engine.graph_sizes, 0)
-        return price_table(self.cost, self.plan.arrays, largest, engine.max_num_seqs)
+        tokens = most_batch_tokens(self.conf.engine.scheduler, engine)
+        return max(tokens, *engine.graph_sizes, 0), engine.max_num_seqs
 
     def lane_job(self, table: int = 0) -> LaneJob:
         """The job as a lane of the wide engine, priced by the table of that number."""
@@ -79,12 +105,12 @@ class Job:
             replicas=self.conf.deployment.replicas,
             router=self.conf.deployment.router,
             scheduler=self.conf.engine.scheduler,
+            groups=self.groups,
         )
 
     def price_key(self) -> bytes:
         """Equal for jobs whose price tables are equal."""
-        engine = self.plan.engine
-        shape = repr((engine.max_num_batched_tokens, engine.max_num_seqs, engine.graph_sizes[-1:])).encode()
+        shape = repr(self._most()).encode()
         return shape + b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((self.cost, self.plan.arrays)))
 
 
@@ -93,7 +119,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
 
     **Raises:** `ValueError` for bad input, `Infeasible` for a deployment that does not fit.
     """
-    check_scheduler(conf.engine.scheduler)
+    check_scheduler(conf.engine)
     make_router(conf.deployment.router, conf.seed)
     model = model_from_conf(conf.model)
     device = device_from(dataclasses.asdict(conf.hardware), conf.hardware.name)
@@ -110,20 +136,25 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
 def run(job: Job, on_progress: Callable[[int], None] | None = None) -> SimulationResult:
     """Simulate a job with the exact engine. `on_progress` is called now and then with the requests sent so far."""
     started = time.perf_counter()
-    table = job.price_table()
+    prices = job.prices()
     priced = time.perf_counter()
     deployment = job.conf.deployment
-    exact = run_exact(
-        job.workload,
-        job.plan.engine,
-        table,
-        num_gpu_blocks=job.pool_blocks,
-        replicas=deployment.replicas,
-        scheduler=job.conf.engine.scheduler,
-        router=deployment.router,
-        seed=job.conf.seed,
-        on_progress=on_progress,
-    )
+    scheduler = job.conf.engine.scheduler
+    try:
+        exact = run_exact(
+            job.workload,
+            job.plan.engine,
+            prices,
+            num_gpu_blocks=job.pool_blocks,
+            groups=job.groups,
+            replicas=deployment.replicas,
+            scheduler=scheduler,
+            router=deployment.router,
+            seed=job.conf.seed,
+            on_progress=on_progress,
+        )
+    except Exception as error:
+        raise failure(scheduler, error) from error
     simulated = time.perf_counter()
     result = assemble(job, exact, exact.steps, exact.checks, "exact")
     result.timing = {
@@ -179,13 +210,9 @@ def assemble(
 
     The step prices the engine used are compared with the cost model's own, to 1 ns.
     """
-    components = price_steps(job.cost, job.plan.arrays, steps)
-    checks = dict(checks)
-    if len(steps):
-        used_s = (steps.end_ns - steps.start_ns) * 1e-9
-        checks["step prices equal the cost model's (1 ns)"] = bool(
-            abs(used_s - components["total_s"]).max() <= 1.001e-9
-        )
+    stages = found.stages if isinstance(found, ExactRun) else None
+    components, agree = _components(job, steps, stages)
+    checks = checks | {"step prices equal the cost model's (1 ns)": agree}
     plan, conf = job.plan, job.conf
     settings = {
         field.name: getattr(plan.engine, field.name)
@@ -201,7 +228,7 @@ def assemble(
         engine=engine,
         model=plan.model.name,
         device=plan.device.name,
-        engine_label=f"{plan.engine.name} {plan.engine.version}",
+        engine_label=_engine_label(job),
         gpus=plan.gpus,
         num_gpu_blocks=job.pool_blocks,
         block_size=plan.engine.block_size,
@@ -214,10 +241,33 @@ def assemble(
         config=dataclasses.asdict(conf),
         checks=checks,
         settings=settings,
+        log=dataclasses.asdict(plan.engine.profile.log),
+        log_interval_s=conf.log_interval_s,
         slo_ms={key.removesuffix("_ms"): value for key, value in vars(conf.slo).items() if value is not None},
         versions={name: importlib.metadata.version(name) for name in ("headway", "jax", "numpy")},
         replicas=conf.deployment.replicas,
+        stages=stages,
     )
+
+
+def _engine_label(job: Job) -> str:
+    """Engine and version, and the scheduler where it is another's."""
+    engine, scheduler = job.plan.engine, job.conf.engine.scheduler
+    return f"{engine.name} {engine.version}" + (f", scheduler {scheduler}" if scheduler != engine.name else "")
+
+
+def _components(job: Job, steps: StepTable, stages: StageTable | None) -> tuple[dict[str, np.ndarray], bool]:
+    """Seconds of each step by component, all stages together, and whether the engine used the same prices."""
+    first = steps if stages is None else stages
+    totals: dict[str, np.ndarray] = {}
+    agree = True
+    for stage, arrays in enumerate(job.plan.stages):
+        found = price_steps(job.cost, arrays, steps)
+        used_ns = first.end_ns - first.start_ns
+        used_s = 1e-9 * (used_ns if stages is None else used_ns[:, stage])
+        agree = agree and bool((abs(used_s - found["total_s"]) <= 1.001e-9).all())
+        totals = {name: totals.get(name, 0.0) + value for name, value in found.items()}
+    return totals, agree
 
 
 def simulate(*overrides: str, workload: Workload | None = None) -> SimulationResult:
@@ -255,8 +305,12 @@ def _workload_rows(job: Job) -> list[tuple[str, str, str]]:
 def _left_out(job: Job) -> list[str]:
     """What the first form of the exact engine does not do."""
     missing = []
+    scheduler = job.conf.engine.scheduler
     if job.plan.engine.prefix_caching and not has_content(job.workload):
         missing.append("prefix hits: the workload has lengths only, no content")
-    if len(job.budget.layout.groups) > 1:
+    elif job.plan.engine.prefix_caching and not reuses_prefixes(scheduler):
+        missing.append(f"prefix reuse: the scheduler {scheduler} computes every prompt, though requests have content")
+    if len(job.budget.layout.groups) > 1 and not knows_groups(scheduler):
         missing.append("blocks that sliding windows give back: every group of layers holds the whole context")
+    missing += not_modelled(scheduler)
     return missing

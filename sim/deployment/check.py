@@ -67,6 +67,11 @@ def check_conf(conf: EngineConf) -> None:
         )
     if conf.cudagraph_mode is not None:
         _one_of("cudagraph_mode", conf.cudagraph_mode, MODES, "engine.cudagraph_mode")
+    if not 0 <= conf.long_prefill_token_threshold <= MAX_TOKENS:
+        raise ValueError(
+            f"long_prefill_token_threshold must be between 0 (no bound) and {MAX_TOKENS:,} tokens, got "
+            f"{conf.long_prefill_token_threshold:,}: change engine.long_prefill_token_threshold"
+        )
 
 
 def check_utilization(conf: EngineConf, value: float, device: DeviceConf) -> None:

@@ -6,7 +6,7 @@ from sim.deployment.check import check_deployment
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineConf, EngineSettings
 from sim.deployment.formats import format_of
-from sim.deployment.lower import attention_family, library, lower
+from sim.deployment.lower import attention_family, hand_over, library, lower, tokens_back
 from sim.deployment.plan import Plan
 from sim.deployment.settings import resolve_engine
 from sim.hardware.collectives import collective_constants
@@ -24,34 +24,40 @@ def compile_plan(
     """Check a deployment and compile it.
 
     **Raises:** ValueError, one sentence, for sizes below 1 or that do not divide the model, more ranks than one
-    scale-up domain or node holds, pipeline stages, a format the device cannot compute, engine settings out of range.
+    scale-up domain or node holds, pipeline stages with a scheduler other than vLLM's, a format the device cannot
+    compute, engine settings out of range.
     """
-    _check_shape(model, device, deployment_conf)
-    ranks = deployment_conf.tensor_parallel
+    _check_shape(model, device, engine_conf, deployment_conf)
+    ranks, stages = deployment_conf.tensor_parallel, deployment_conf.pipeline_parallel
     experts = ranks if deployment_conf.expert_parallel and model.is_moe else 1
-    model.check(ranks, 1, experts)
+    model.check(ranks, stages, experts)
     settings = resolve_engine(engine_conf, model, device, deployment_conf)
     waits_s = settings.profile.host_step_s if settings.batches_in_flight == 1 else 0.0
-    arrays = lower(model, device, ranks, experts, settings.kv_bytes_per_element, waits_s, settings.name)
+    kv_bytes, name = settings.kv_bytes_per_element, settings.name
     return Plan(
         model=model,
         device=device,
         engine=settings,
         deployment=deployment_conf,
-        arrays=arrays,
-        gpus=deployment_conf.replicas * ranks,
+        stages=tuple(
+            lower(model, device, ranks, experts, kv_bytes, waits_s, name, stages, stage) for stage in range(stages)
+        ),
+        gpus=deployment_conf.replicas * ranks * stages,
         assumptions=tuple(_assumptions(model, device, settings, deployment_conf, experts)),
         not_modelled=tuple(_not_modelled(model, device, settings, deployment_conf)),
+        hand_over=hand_over(model, device, ranks) if stages > 1 else None,
+        tokens_back=tokens_back(device, ranks * (stages - 1) + 1) if stages > 1 else None,
     )
 
 
-def _check_shape(model: ModelSpec, device: DeviceConf, deployment: DeploymentConf) -> None:
+def _check_shape(model: ModelSpec, device: DeviceConf, engine: EngineConf, deployment: DeploymentConf) -> None:
     check_deployment(deployment, device)
-    if deployment.pipeline_parallel > 1:
+    if deployment.pipeline_parallel > 1 and engine.scheduler != "vllm":
         raise ValueError(
-            "pipeline stages cannot be simulated yet, got deployment.pipeline_parallel="
-            f"{deployment.pipeline_parallel}; set it to 1 and use deployment.tensor_parallel."
+            "pipeline stages can be simulated with the scheduler of vllm only, got deployment.pipeline_parallel="
+            f"{deployment.pipeline_parallel} with engine.scheduler={engine.scheduler}; set it to 1."
         )
+    Node(device).check_link(deployment.tensor_parallel * deployment.pipeline_parallel, "deployment.pipeline_parallel")
     island = Node(device).island
     if deployment.tensor_parallel > island:
         raise ValueError(
@@ -91,6 +97,8 @@ def _assumptions(
     if deployment.tensor_parallel > 1:
         found = collective_constants(device, "all_reduce", deployment.tensor_parallel, library(settings.name))
         yield "all-reduce", "estimated" if found.estimated else "measured constants", found.source
+    if deployment.pipeline_parallel > 1:
+        yield from _stage_assumptions(model, device, settings, deployment)
     if settings.profile.host_step_s:
         why = settings.profile.sources.get("host_step_s", "engine profile")
         hidden = " at least, hidden behind the step before" if settings.batches_in_flight > 1 else ""
@@ -101,6 +109,23 @@ def _assumptions(
         yield "engine", note, "engine profile"
     for note in model.notes:
         yield "model", note, model.source or "model configuration"
+
+
+def _stage_assumptions(
+    model: ModelSpec, device: DeviceConf, settings: EngineSettings, deployment: DeploymentConf
+) -> Iterator[tuple[str, str, str]]:
+    counts = [len(layers) for layers in model.stages(deployment.pipeline_parallel)]
+    yield "pipeline stages", f"{' + '.join(map(str, counts))} layers, embedding first, head and sampler last", "vLLM"
+    found = collective_constants(device, "send_recv", deployment.tensor_parallel + 1)
+    yield "hand-over between stages", "estimated" if found.estimated else "measured constants", found.source
+    depth = settings.batches_in_flight
+    if settings.async_scheduling and not settings.profile.async_stages_overlap:
+        source = settings.profile.sources.get("async_stages_overlap", "engine profile")
+        how = f"{depth}, one at a time: the first stage waits for the tokens that the last one samples"
+    else:
+        source = settings.origin.get("async_scheduling", "engine profile")
+        how = f"{depth}; {'scheduled ahead' if settings.async_scheduling else 'synchronous'}, stages overlap"
+    yield "batches in the pipeline", how, source
 
 
 def _stored(model: ModelSpec) -> set[str]:
@@ -124,5 +149,7 @@ def _not_modelled(
         yield "state layers' scan at its own rate: a quarter of the matrix ceiling is assumed"
     if deployment.tensor_parallel > 1:
         yield "overlap of collectives with compute"
+    if deployment.pipeline_parallel > 1:
+        yield "a pipeline stage that waits until the next one can receive, and host work between stages"
     if device.kind != "gpu":
         yield f"tiles and launches of a {device.kind}: it is priced as a GPU of the same rates"

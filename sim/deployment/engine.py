@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.deployment.rules import CacheRules, SchedulingRules
+from sim.deployment.rules import CacheRules, LogRules, SchedulingRules, SglangRules
 
 
 @dataclass
@@ -38,7 +38,10 @@ class EngineProfile:
     - `reserve_full_input`: admission needs room for the whole input.
     - `async_by_default`, `async_adds_depth`: whether batches are scheduled ahead, and whether that adds one batch
       to a pipeline's own (`pp + 1` in flight) or only gives two to a single stage.
+    - `async_stages_overlap`: a pipeline that is scheduled ahead starts a batch before the one before has left its last
+      stage; otherwise the first stage receives the sampled tokens of every batch before it starts the next.
     - `graph_list`, `graph_top`, `graph_top_blackwell`: the rule of the captured sizes and its ceilings.
+    - `prefill_graphs`: prefills have captured sizes of their own, by total tokens (SGLang).
     - `graph_mode`: default mode. `graph_memory_in_budget`: graphs are taken off the KV budget.
     - `default_gpu_memory_utilization`: 0 where the engine computes it (SGLang).
     - `memory_rule`: whose sum it is: `vllm`, `sglang` or `trtllm`.
@@ -46,7 +49,9 @@ class EngineProfile:
       layers get groups of their own (otherwise they keep everything).
     - `limits`: default limits; `other_tokens`, `other_seqs`: those of any other usage.
     - `tokens_capped_always`: the default `max_num_batched_tokens` never exceeds `max_num_seqs` x length.
-    - `scheduling`, `cache`: what this version's scheduler and block pool do differently from others.
+      `tokens_cover_length`: without chunked prefill it is at least the longest length, not a mistake.
+    - `scheduling`, `cache`, `log`, `sglang`: what this version's scheduler, block pool, log and, for SGLang, all of
+      its scheduler do differently from others.
     - `idle_sleep_s`: slept after a turn of the loop that scheduled nothing; `nonempty_batch_returns`: only a
       batch with work lets the loop schedule ahead; `api_pickup_s`: from the client to the engine's queue.
     - `host_step_s`: host time per step: the device waits for it, or, where batches are scheduled ahead, only if
@@ -58,11 +63,13 @@ class EngineProfile:
     reserve_full_input: bool = False
     async_by_default: bool = False
     async_adds_depth: bool = False
+    async_stages_overlap: bool = False
     graph_memory_in_budget: bool = False
     graph_list: str = "0.10.2"
     graph_top: int = 512
     graph_top_blackwell: int = 512
     graph_mode: str = "PIECEWISE"
+    prefill_graphs: bool = False
     default_gpu_memory_utilization: float = 0.9
     memory_rule: str = "vllm"
     groups_rule: str = "0.10.2"
@@ -71,12 +78,15 @@ class EngineProfile:
     other_tokens: int = 2048
     other_seqs: int = 128
     tokens_capped_always: bool = False
+    tokens_cover_length: bool = False
     idle_sleep_s: float = 0.0
     api_pickup_s: float = 0.0
     host_step_s: float = 0.0
     nonempty_batch_returns: bool = True
     scheduling: SchedulingRules = field(default_factory=SchedulingRules)
     cache: CacheRules = field(default_factory=CacheRules)
+    sglang: SglangRules = field(default_factory=SglangRules)
+    log: LogRules = field(default_factory=LogRules)
     memory: dict[str, float] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
@@ -129,10 +139,11 @@ class EngineConf:
 class EngineSettings:
     """Resolved settings of one replica: every value filled, with where it came from in `origin`.
 
-    `graph_sizes` are the captured token counts, ascending (empty: eager). `graph_mode` is NONE,
-    PIECEWISE, FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE. `batches_in_flight`: how many batches may be scheduled
-    before the first of them returns (1: synchronous). `gpu_memory_utilization` is the fraction in the engine's own
-    sense (SGLang: of memory for weights and KV; TensorRT-LLM: of what is free after loading).
+    `graph_sizes` are the captured token counts, ascending (empty: eager), `prefill_graph_sizes` those of batches with a
+    prefill where they have their own. `graph_mode` is NONE, PIECEWISE, FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE.
+    `batches_in_flight`: how many batches may be scheduled before the first of them returns (1: synchronous). `pipeline_parallel`: stages of the model.
+    `gpu_memory_utilization` is the fraction in the engine's own sense (SGLang: of memory for weights and KV;
+    TensorRT-LLM: of what is free after loading).
     """
 
     name: str
@@ -151,7 +162,9 @@ class EngineSettings:
     kv_bytes_per_element: float
     profile: EngineProfile
     origin: dict[str, str] = field(default_factory=dict)
+    prefill_graph_sizes: tuple[int, ...] = ()
     batches_in_flight: int = 1
+    pipeline_parallel: int = 1
     kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: float | None = None
     num_gpu_blocks_override: int | None = None

@@ -99,6 +99,16 @@ def prefill_sizes(chunk: int) -> tuple[int, ...]:
     return tuple(n for first, last, step in bands for n in range(first, min(last, chunk) + 1, step))
 
 
+def prefill_runs_as(tokens: int, sizes: Sequence[int]) -> tuple[int, int]:
+    """`(padded tokens, graph)` of a batch with a prefill where prefills have captured sizes of their own (SGLang).
+
+    The next size, unless that is more than twice the tokens; then, and above the largest, eager.
+    """
+    size = padded(tokens, sizes)
+    fits = 0 < tokens <= (sizes[-1] if sizes else 0) and size <= 2 * tokens
+    return (size, PIECEWISE) if fits else (tokens, EAGER)
+
+
 def _no_sizes(seqs, tokens, query_len, top, sizes, max_size, old_sizes):
     return sizes or ()
 

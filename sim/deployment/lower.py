@@ -7,6 +7,9 @@ All arrays are numpy, float64, without a `config` axis. What one rank runs in on
   quantisation of product inputs; one embedding lookup. Grouped by bytes per token; more groups than slots are merged.
 - collectives under tensor parallelism: one all-reduce after each mixer and feed-forward part and after the embedding,
   one gather of the logits.
+
+With pipeline stages a rank has its stage's layers; the embedding is on the first stage, head and sampler on the last.
+Between stages the activations are handed over, each rank of a tensor-parallel group sending its share.
 """
 
 import tomllib
@@ -43,6 +46,7 @@ from sim.model.spec import MLA, Attention, HeadShape, Layer, Linear, Mamba, Mode
 
 
 ACTIVATION_BYTES = 2.0
+TOKEN_ID_BYTES = 8.0
 
 
 @cache
@@ -87,6 +91,8 @@ def lower(
     kv_bytes_per_element: float | None = None,
     host_s: float = 0.0,
     engine: str = "vllm",
+    pipeline_parallel: int = 1,
+    stage: int = 0,
 ) -> PlanArrays:
     """Plan arrays of one rank.
 
@@ -96,19 +102,22 @@ def lower(
     - `kv_bytes_per_element`: of the cache; None: the model's own.
     - `host_s`: host seconds of every step that nothing hides, beyond the device's.
     - `engine`: whose all-reduce runs (vllm, sglang, trtllm; NCCL's for any other).
+    - `pipeline_parallel`, `stage`: number of stages, and the one that this rank is in.
 
     **Raises:** ValueError where a size does not divide the model, or the device has no rate for a format.
     """
     kv_bytes = model.kv_bytes_per_element if kv_bytes_per_element is None else kv_bytes_per_element
-    layers = Counter(model.layers)
-    products = _products(model, layers, tensor_parallel)
+    held = model.stages(pipeline_parallel)[stage]
+    layers = Counter(held)
+    first, last = stage == 0, stage == pipeline_parallel - 1
+    products = _products(model, layers, tensor_parallel, first, last)
     gemm = _gemm_slots(products, device)
     attention, attention_layers = _attention_slots(layers, device, tensor_parallel, kv_bytes)
     recurrent = _recurrent_slots(layers, device, tensor_parallel)
     moe = _moe_slots(model, layers, device, tensor_parallel, expert_parallel)
-    kernels = _elementwise_kernels(model, layers, device, tensor_parallel, kv_bytes)
+    kernels = _elementwise_kernels(model, layers, device, tensor_parallel, kv_bytes, first, last)
     elementwise = _elementwise_slots(kernels)
-    collective = _collective_slots(model, layers, device, tensor_parallel, library(engine))
+    collective = _collective_slots(model, layers, device, tensor_parallel, library(engine), first, last)
 
     counts = _kernels()["launches"]
     between = counts["attention"] * attention_layers + counts["recurrent"] * float(recurrent.count.sum())
@@ -118,9 +127,9 @@ def lower(
         + counts["moe"] * moe.count.sum()
         + collective.count.sum()
         + between
-        + counts["sampler"]
+        + counts["sampler"] * last
     )
-    pieces = len(model.layers) + 1
+    pieces = len(held) + 1
     graph_s, kernel_s = device.graph_launch_s, device.kernel_launch_s
     parts = 1 if device.kind == "gpu" else -(-_kernels()["units"]["least"] // device.compute_units)
     rates: dict[str, float | list[float]] = {
@@ -130,8 +139,8 @@ def lower(
         "compute_units": device.compute_units * parts,
         "unit_stream_bytes_per_s": device.unit_stream_bytes_per_s / parts,
         "kernel_floor_s": device.kernel_floor_s,
-        "sampler_kernels": counts["sampler"],
-        "sampler_bytes_per_row": counts["sampler_bytes_per_logit"] * model.padded_vocab,
+        "sampler_kernels": counts["sampler"] * last,
+        "sampler_bytes_per_row": counts["sampler_bytes_per_logit"] * model.padded_vocab * last,
         "sampler_passes": counts["sampler_passes"],
         "launch_s": [launched * kernel_s, pieces * graph_s + between * kernel_s, graph_s],
         "gap_s": [kernel_s, graph_s, graph_s],
@@ -142,16 +151,19 @@ def lower(
     return PlanArrays(*slots, DeviceArrays(**arrays))
 
 
-def _products(model: ModelSpec, layers: Mapping[Layer, int], tensor_parallel: int) -> Counter[Linear]:
+def _products(
+    model: ModelSpec, layers: Mapping[Layer, int], tensor_parallel: int, first: bool, last: bool
+) -> Counter[Linear]:
     """Every matrix product of one rank with how often a step runs it."""
     products: Counter[Linear] = Counter()
     for layer, count in layers.items():
         for matrix in layer.linears(model.hidden, tensor_parallel):
             products[matrix] += count
-    for matrix in model.ends():
-        products[matrix] += 1
-    products[model.lm_head(tensor_parallel)] += 1
-    return products
+    for matrix, here in zip(model.ends(), (first, last), strict=False):
+        products[matrix] += here
+    if last:
+        products[model.lm_head(tensor_parallel)] += 1
+    return +products
 
 
 def _gemm_slots(products: Mapping[Linear, int], device: DeviceConf) -> GemmSlots:
@@ -249,13 +261,20 @@ def _moe_slots(
 
 
 def _elementwise_kernels(
-    model: ModelSpec, layers: Mapping[Layer, int], device: DeviceConf, tensor_parallel: int, kv_bytes: float
+    model: ModelSpec,
+    layers: Mapping[Layer, int],
+    device: DeviceConf,
+    tensor_parallel: int,
+    kv_bytes: float,
+    first: bool,
+    last: bool,
 ) -> Counter[float]:
     """Kernels per step by the bytes each moves per token."""
     hidden = model.hidden * ACTIVATION_BYTES
     kernels: Counter[float] = Counter()
-    kernels[2.0 * hidden] += 1  # embedding lookup
-    if model.final_norm:
+    if first:
+        kernels[2.0 * hidden] += 1  # embedding lookup
+    if last and model.final_norm:
         kernels[4.0 * hidden] += 1
     for layer, count in layers.items():
         kernels[4.0 * hidden] += count * layer.norms  # hidden state and residual, read and written
@@ -295,24 +314,55 @@ def _elementwise_slots(kernels: Mapping[float, float]) -> ElementwiseSlots:
 
 
 def _collective_slots(
-    model: ModelSpec, layers: Mapping[Layer, int], device: DeviceConf, tensor_parallel: int, library: str
+    model: ModelSpec,
+    layers: Mapping[Layer, int],
+    device: DeviceConf,
+    tensor_parallel: int,
+    library: str,
+    first: bool,
+    last: bool,
 ) -> CollectiveSlots:
     """All-reduces of the hidden state, and the gather of the logits; none on a single rank."""
     rows: list[dict[str, Any]] = []
     if tensor_parallel > 1:
         hidden = model.hidden * ACTIVATION_BYTES
-        sums: Counter[float] = Counter({hidden: 1})
+        sums: Counter[float] = Counter({hidden: int(first)})
         for layer, count in layers.items():
             sums[hidden] += count * (1 + any(x.name in ("down", "router") for x in layer.linears(model.hidden, 1)))
             if isinstance(layer.mixer, Mamba):  # B, C and dt are partial sums
                 sums[(layer.mixer.dt_rank + 2 * layer.mixer.state) * ACTIVATION_BYTES] += count
         constants = collective_constants(device, "all_reduce", tensor_parallel, library)
         rows += [_collective(constants, count, size, 0.0) for size, count in sums.items()]
-        gather = collective_constants(device, "all_gather", tensor_parallel, library)
-        rows.append(_collective(gather, 1.0, model.padded_vocab * ACTIVATION_BYTES, 1.0))
+        if last:
+            gather = collective_constants(device, "all_gather", tensor_parallel, library)
+            rows.append(_collective(gather, 1.0, model.padded_vocab * ACTIVATION_BYTES, 1.0))
+    return _filled(rows)
+
+
+def hand_over(model: ModelSpec, device: DeviceConf, tensor_parallel: int = 1) -> CollectiveSlots:
+    """From one pipeline stage to the next: hidden states and residual of every token.
+
+    Each rank sends its `1 / tensor_parallel` of them to its neighbour of the next stage, where they are gathered.
+    """
+    tensors = float(_kernels()["hand_over"]["tensors"])
+    size = model.hidden * ACTIVATION_BYTES
+    sent = collective_constants(device, "send_recv", tensor_parallel + 1)
+    rows = [_collective(sent, tensors, size / tensor_parallel, 0.0)]
+    if tensor_parallel > 1:
+        rows.append(_collective(collective_constants(device, "all_gather", tensor_parallel), tensors, size, 0.0))
+    return _filled(rows)
+
+
+def tokens_back(device: DeviceConf, ranks: int) -> CollectiveSlots:
+    """From the last of `ranks` ranks to the first: one sampled token id."""
+    return _filled([_collective(collective_constants(device, "send_recv", ranks), 1.0, TOKEN_ID_BYTES, 0.0)])
+
+
+def _filled(rows: list[dict[str, Any]]) -> CollectiveSlots:
     nothing = np.zeros(PROTOCOLS)
     neutral = {"bytes_per_token": 0, "factor": 0, "emitting": 0, "a_s": nothing, "bytes_per_s": nothing}
-    return _fill(CollectiveSlots, rows, COLLECTIVE_SLOTS, neutral, "collectives")
+    found: CollectiveSlots = _fill(CollectiveSlots, rows, COLLECTIVE_SLOTS, neutral, "collectives")
+    return found
 
 
 def _collective(

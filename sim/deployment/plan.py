@@ -179,14 +179,22 @@ def trimmed(arrays: PlanArrays) -> PlanArrays:
 class Plan:
     """A compiled deployment: one kind of replica, `replicas` of them.
 
-    `gpus` over all replicas; `assumptions` rows are (what, value, source).
+    `stages`: one rank of each pipeline stage; between stages, the transfers `hand_over`, and from the last to the first
+    `tokens_back` (both None with one stage). `gpus` over all replicas; `assumptions` rows are (what, value, source).
     """
 
     model: ModelSpec
     device: DeviceConf
     engine: EngineSettings
     deployment: DeploymentConf
-    arrays: PlanArrays
+    stages: tuple[PlanArrays, ...]
     gpus: int
     assumptions: tuple[tuple[str, str, str], ...] = field(default=())
     not_modelled: tuple[str, ...] = field(default=())
+    hand_over: CollectiveSlots | None = None
+    tokens_back: CollectiveSlots | None = None
+
+    @property
+    def arrays(self) -> PlanArrays:
+        """All that prices a step, where there is one stage; of the first stage, where there are several."""
+        return self.stages[0]

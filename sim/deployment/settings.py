@@ -14,8 +14,8 @@ from sim.deployment.check import check_conf, check_deployment, check_limits, che
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.defaults import default_limits, limit_tier, static_fraction
 from sim.deployment.engine import EngineConf, EngineProfile, EngineSettings, LimitTier
-from sim.deployment.graphs import capture_sizes
-from sim.deployment.rules import CacheRules, SchedulingRules
+from sim.deployment.graphs import capture_sizes, prefill_sizes
+from sim.deployment.rules import CacheRules, SchedulingRules, SglangRules
 from sim.hardware.spec import DeviceConf
 from sim.model.attention import MLA
 from sim.model.quantisation import KV_DTYPE_NAMES
@@ -24,6 +24,9 @@ from sim.units import GIB, MIB
 
 
 PROFILES = resources.files("conf") / "engine"
+
+MOST_LATENT_PREFILL = 8192
+"""SGLang captures no larger prefills of latent attention."""
 
 BLACKWELL = ("B200", "B300", "GB200", "GB300")
 
@@ -38,8 +41,12 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def engine_names() -> list[str]:
-    """Names of the shipped profiles, `engine-version`, in order of engine and version."""
-    names = (file.name.removesuffix(".yaml") for file in PROFILES.iterdir() if file.name.endswith(".yaml"))
+    """Names of the shipped profiles, `engine-version`, in order of engine and version.
+
+    A file of another name is one of these engines with another scheduler.
+    """
+    files = (re.fullmatch(r"([a-z]+-\d[\d.]*)\.yaml", file.name) for file in PROFILES.iterdir())
+    names = (found[1] for found in files if found)
     return sorted(names, key=lambda name: (name.partition("-")[0], version_key(name.partition("-")[2])))
 
 
@@ -64,6 +71,7 @@ def _read(stem: str) -> EngineConf:
     profile["limits"] = [LimitTier(**tier) for tier in profile.get("limits", [])]
     profile["scheduling"] = SchedulingRules(**profile.get("scheduling", {}))
     profile["cache"] = CacheRules(**profile.get("cache", {}))
+    profile["sglang"] = SglangRules(**profile.get("sglang", {}))
     return EngineConf(**fields, profile=EngineProfile(**profile))
 
 
@@ -131,17 +139,20 @@ def resolve_engine(
         conf.max_num_batched_tokens,
         conf.max_num_seqs,
     )
+    chunked = choose("chunked_prefill", conf.enable_chunked_prefill, True)
+    if profile.tokens_cover_length and not chunked and conf.max_num_batched_tokens is None and tokens < length:
+        tokens, why = length, "default for the longest prompt, which is not cut"
     choose("max_num_batched_tokens", conf.max_num_batched_tokens, tokens, why)
     choose("max_num_seqs", conf.max_num_seqs, seqs, why)
-    chunked = choose("chunked_prefill", conf.enable_chunked_prefill, True)
     check_limits(conf, profile, tokens, seqs, length, chunked)
     top = _graph_top(profile, device, deployment)
+    latent = any(layer.mixer.cache(1, 2.0).kind == "mla" for layer in model.layers)
     fraction = profile.default_gpu_memory_utilization or static_fraction(
         device.memory_bytes / MIB,
         tokens,
         tensor * pipeline,
         min(top, seqs),
-        any(layer.mixer.cache(1, 2.0).kind == "mla" for layer in model.layers),
+        latent,
     )
     utilization = choose("gpu_memory_utilization", conf.gpu_memory_utilization, fraction)
     check_utilization(conf, utilization, device)
@@ -169,10 +180,12 @@ def resolve_engine(
         reserve_full_input=profile.reserve_full_input,
         graph_mode=mode,
         graph_sizes=sizes,
+        prefill_graph_sizes=_prefill_graphs(profile, mode, tokens, latent),
         kv_bytes_per_element=kv_bytes,
         profile=profile,
         origin=origin,
         batches_in_flight=_depth(profile, asynchronous, pipeline),
+        pipeline_parallel=pipeline,
         kv_cache_dtype=conf.kv_cache_dtype,
         kv_cache_memory_bytes=conf.kv_cache_memory_bytes,
         num_gpu_blocks_override=conf.num_gpu_blocks_override,
@@ -306,6 +319,13 @@ def _graphs(conf: EngineConf, profile: EngineProfile, top: int, tokens: int, seq
         old_sizes=conf.cuda_graph_sizes,
     )
     return (mode, sizes) if sizes else ("NONE", ())
+
+
+def _prefill_graphs(profile: EngineProfile, mode: str, tokens: int, latent: bool) -> tuple[int, ...]:
+    """Captured sizes of batches with a prefill, where the engine has a list for them."""
+    if not profile.prefill_graphs or mode not in ("PIECEWISE", "FULL_AND_PIECEWISE"):
+        return ()
+    return prefill_sizes(min(tokens, MOST_LATENT_PREFILL) if latent else tokens)
 
 
 def _dropped(conf: EngineConf, mode: str, sizes: tuple[int, ...], tokens: int) -> list[str]:

@@ -8,11 +8,14 @@ Source: engine-core loops of vLLM 0.19.0 and 0.33.0; SGLang's overlap loop is a 
 
 from collections import deque
 
-from sim.scheduler.base import Batch, Scheduler
+from sim.scheduler.base import Batch, Request, Scheduler
 
 
 class BatchQueue:
-    """At most `depth` batches of `scheduler`; `fill_with_empty`: empty batches do not wait while there is work."""
+    """At most `depth` batches of `scheduler`; `fill_with_empty`: empty batches do not wait while there is work.
+
+    `unflushed`: requests have ended since the last call of `schedule`, which reports them to the workers.
+    """
 
     def __init__(self, scheduler: Scheduler, depth: int = 1, fill_with_empty: bool = False):
         self.scheduler = scheduler
@@ -24,6 +27,9 @@ class BatchQueue:
     def issue(self) -> Batch | None:
         """Schedule once and queue the batch, if a request is unfinished or ended ones are still to be reported."""
         if not (self.scheduler.unfinished or (self.unflushed and self.depth > 1)):
+            idle = getattr(self.scheduler, "idle", None)
+            if idle is not None:
+                idle()
             return None
         self.unflushed = False
         batch = self.scheduler.schedule()
@@ -38,6 +44,28 @@ class BatchQueue:
             if self._fill_with_empty and (self.scheduler.unfinished or self.unflushed):
                 return False
         return bool(self.in_flight)
+
+    def idles(self, issued: Batch | None) -> bool:
+        """Whether the loop sleeps after the call that `issued` this batch: it was empty, and there is more to do."""
+        if issued is not None and issued.tokens:
+            return False
+        return self.scheduler.unfinished > 0 or (self._fill_with_empty and self.unflushed)
+
+    def repeat(self, batch: Batch) -> bool:
+        """Complete the oldest batch and issue `batch`, the newest, again, if the next call does only that.
+
+        All batches in flight are plain, and nothing has arrived.
+        """
+        if not self.scheduler.repeat(batch):
+            return False
+        self.in_flight.popleft()
+        self.in_flight.append(batch)
+        return True
+
+    def abort(self, request: Request) -> None:
+        """Take an unfinished request out; the next call reports it."""
+        self.scheduler.abort(request)
+        self.unflushed = True
 
     def complete(self) -> tuple[Batch, list]:
         """Process the output of the oldest batch; it and the requests that ended with it."""

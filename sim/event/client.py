@@ -1,5 +1,7 @@
 """The client's side: when requests are sent, and what becomes of each of them."""
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 from sim.report.result import ABORTED, FINISHED, REJECTED, RequestTable
@@ -38,7 +40,7 @@ class Client:
         self._outputs = [0] * count
         self._status = [ABORTED] * count
         self._last_token_ns: dict[int, int] = {}
-        self.resumed_itl_ns: list[int] = []
+        self.itl: dict[int, int] = {}
         self._find_next()
 
     def _find_next(self) -> None:
@@ -77,22 +79,32 @@ class Client:
         for request in batch.interrupted:
             self._last_token_ns[request.index] = last_token_ns
 
-    def delivered(self, batch: Batch, now_ns: int) -> None:
-        """A batch's tokens arrived."""
+    def continued(self, gaps: Iterable[tuple[int, int]]) -> None:
+        """Tokens arrived that follow others: (time since the one before, how many such tokens) each."""
+        itl = self.itl
+        for gap_ns, count in gaps:
+            itl[gap_ns] = itl.get(gap_ns, 0) + count
+
+    def delivered(self, batch: Batch, ended: Sequence[Request], now_ns: int) -> None:
+        """A batch's tokens arrived; `ended` got their last one.
+
+        Of a batch that does not say itself which of its tokens follow others, `emitted` has those that
+        follow the last token before a preemption.
+        """
         for request in batch.emitted:
             i = request.index
             if self._first_token_ns[i] < 0:
                 self._first_token_ns[i] = now_ns
-            else:
-                self.resumed_itl_ns.append(now_ns - self._last_token_ns[i])
-        for request in batch.finishing:
+            elif batch.follows is None:
+                self.continued([(now_ns - self._last_token_ns[i], 1)])
+        for request in ended:
             i = request.index
             self._finish_ns[i] = now_ns
             self._status[i] = FINISHED
             self._preemptions[i] = request.preemptions
             self._cached[i] = request.cached
             self._ends.append(now_ns)
-        if batch.finishing and self.next_ns == NEVER:
+        if ended and self.next_ns == NEVER:
             self._find_next()
 
     def table(self) -> RequestTable:

@@ -17,10 +17,29 @@ from sim.units import NS_PER_S
 
 
 MAX_EMPTY_TURNS = 10_000
+MAX_FRUITLESS_PREEMPTIONS = 10_000
 
 
 class Stuck(ValueError):
-    """A scheduler keeps requests and decides nothing: a defect of the scheduler that was chosen."""
+    """A replica will never finish: its scheduler decides nothing any more, or preempts without a token in between."""
+
+
+def check_progress(replica: Replica, now_ns: int) -> None:
+    """Raise `Stuck`, with a sentence that says which setting to change, for a replica that gets nowhere."""
+    left = f"at {now_ns / NS_PER_S:.3f} s, with {replica.scheduler.unfinished} requests unfinished"
+    if replica.empty_turns > MAX_EMPTY_TURNS:
+        raise Stuck(
+            f"the scheduler of replica {replica.index} decided {replica.empty_turns} empty batches in a row, {left}: "
+            f"with {replica.scheduler.free_blocks:,} of {replica.scheduler.usable_blocks:,} KV blocks free it may wait "
+            "for blocks that never come; raise engine.num_gpu_blocks_override, or correct the scheduler or choose "
+            "another with engine.scheduler"
+        )
+    if replica.fruitless_preemptions > MAX_FRUITLESS_PREEMPTIONS:
+        raise Stuck(
+            f"replica {replica.index} preempted {replica.fruitless_preemptions:,} times without a token in between, "
+            f"{left}: its {replica.scheduler.usable_blocks:,} KV blocks are too few for one request, which the engine "
+            "would preempt and start again for ever; raise engine.num_gpu_blocks_override, or leave it out"
+        )
 
 
 def run_cluster(
@@ -38,6 +57,8 @@ def run_cluster(
     """
     prompts = client.workload.prompt_tokens.tolist()
     outputs = client.workload.output_tokens.tolist()
+    levels = client.workload.priority
+    priorities = [0] * len(prompts) if levels is None else levels.tolist()
     heap: list[tuple[int, int, int]] = []
     events = 0
 
@@ -53,7 +74,7 @@ def run_cluster(
             client.send(target, allowed)
             replica = replicas[target]
             make = replica.scheduler.request_type
-            replica.send(make(i, prompts[i], allowed, None if content is None else content[i]))
+            replica.send(make(i, prompts[i], allowed, None if content is None else content[i], priorities[i]))
             if replica.blocked:
                 replica.blocked = False
                 heappush(heap, (now_ns, target, events))
@@ -75,12 +96,8 @@ def run_cluster(
             horizon_ns = min(heap[0][0], client.next_ns) if heap else client.next_ns
             following = replica.call(now_ns, horizon_ns)
             if following is not None:
-                if replica.empty_turns > MAX_EMPTY_TURNS:
-                    raise Stuck(
-                        f"the scheduler of replica {index} decided {replica.empty_turns} empty batches in a row, at "
-                        f"{now_ns / NS_PER_S:.3f} s, with {replica.scheduler.unfinished} requests unfinished: "
-                        "correct it, or choose another with engine.scheduler"
-                    )
+                if replica.empty_turns > MAX_EMPTY_TURNS or replica.fruitless_preemptions > MAX_FRUITLESS_PREEMPTIONS:
+                    check_progress(replica, now_ns)
                 heappush(heap, (following, index, events))
         else:
             take_arrivals(now_ns)

@@ -1,61 +1,71 @@
-"""One engine replica: its scheduler, its GPU, and the loop between them.
+"""One engine replica: its scheduler, its device, and the engine core's loop between them.
 
-The loop is the engine core's. Synchronous: take arrivals, schedule, run, process the output, repeat. Asynchronous (two
-batches in flight): each call of the loop takes arrivals and schedules once; it then waits for the oldest
-batch only if the queue is full or this call's own batch is empty. So batch k + 1 is issued before the
-output of batch k is known, a seat freed by batch k is refilled in batch k + 2, and an arrival during
-batch k starts after batch k + 1. A call whose own batch was empty sleeps before the next one.
+`BatchQueue` has the rules of the loop; here they happen in time. A call takes arrivals and schedules once; it then
+returns at once, or waits for the oldest batch and processes its output. So with two batches in flight batch k + 1 is
+issued before the output of batch k is known, a seat freed by batch k is refilled in batch k + 2, and an
+arrival during batch k starts after batch k + 1. After a call whose own batch was empty the loop may sleep.
+
+A batch starts when the one before has ended and the host has issued it. An empty batch takes no time on the device, but
+its place in the queue until it is the oldest.
 """
 
 from collections import deque
 from collections.abc import Callable
 
+from sim.event.batch_queue import BatchQueue
 from sim.event.client import Client
 from sim.event.log import StepLog
-from sim.scheduler.base import Batch, Request, Scheduler
+from sim.memory.hits import HitStats
+from sim.scheduler.base import Batch, Request
 
 
 class Replica:
     """Drives one scheduler through time.
 
-    **Arguments:** `price` gives (ns, padded tokens, graph mode) of a batch; `depth` batches may be in flight (1:
-    synchronous); `host_ns` is the loop's own time per batch, hidden while the device is busy with the batch
-    before; `idle_sleep_ns` is slept after a call whose batch was empty; `fill_with_empty`: an empty batch
-    does not wait for the oldest one while there is work (vLLM 0.33).
+    **Arguments:** `queue`: the scheduler and its batches in flight; `price` gives (ns, padded tokens, graph mode) of a
+    batch; `host_ns` is the loop's own time per batch, hidden while the device is busy with the batch
+    before; `idle_sleep_ns` is slept after a call whose batch was empty, if there is more to do.
+
+    Kept for whoever watches: requests `outstanding`; whether the loop is `blocked`, waiting for input; `empty_turns` in
+    a row and `fruitless_preemptions`, without a token in between; `dropped_rows`, which emitted for a request that was
+    gone; `accepted_tokens`, beyond one per row; whether batches have told which ones they follow (`tells_follows`).
     """
 
     def __init__(
         self,
         index: int,
-        scheduler: Scheduler,
+        queue: BatchQueue,
         price: Callable[[Batch], tuple[int, int, int]],
         client: Client,
         log: StepLog,
         *,
-        depth: int = 1,
         host_ns: int = 0,
         idle_sleep_ns: int = 0,
-        fill_with_empty: bool = False,
     ):
         self.index = index
-        self.scheduler = scheduler
+        self.queue = queue
+        self.scheduler = queue.scheduler
         self.outstanding = 0
         self.blocked = True
         self.empty_turns = 0
+        self.fruitless_preemptions = 0
+        self.tells_follows = False
+        self.dropped_rows = 0
+        self.accepted_tokens = 0
         self._price = price
         self._client = client
         self._log = log
-        self._depth = depth
+        self._hits = getattr(self.scheduler, "hit_stats", HitStats())
         self._host_ns = host_ns
         self._host_free_ns = 0
         self._idle_sleep_ns = idle_sleep_ns
-        self._fill_with_empty = fill_with_empty
         self._inbox: list[Request] = []
-        self._in_flight: deque[tuple[Batch, int]] = deque()
-        self._due: Batch | None = None
+        self._ends: deque[int] = deque()
+        self._told: deque[tuple[int, dict[int, int] | None]] = deque()
+        self._delivered_ns: dict[int, int] = {}
         self._gpu_free_ns = 0
-        self._unflushed = False
-        self._sleep = False
+        self._waits = False
+        self._idles = False
 
     def send(self, request: Request) -> None:
         """Hand over a request; the loop takes it at its next call."""
@@ -63,65 +73,93 @@ class Replica:
         self.outstanding += 1
 
     def complete(self, now_ns: int) -> None:
-        """Process the output of the batch that is due now, if one is."""
-        batch = self._due
-        if batch is None:
+        """Process the output of the oldest batch, if the loop has waited for it until now."""
+        if not self._waits:
             return
-        self._due = None
-        if batch.finishing:
-            self.outstanding -= len(batch.finishing)
-            self._unflushed = True
-        if batch.finishing or batch.emitted:
-            self._client.delivered(batch, now_ns)
-        self.scheduler.complete(batch)
+        self._waits = False
+        self._ends.popleft()
+        free_blocks = self.scheduler.free_blocks
+        batch, ended = self.queue.complete()
+        self.outstanding -= len(ended)
+        if batch.emitting:
+            self.fruitless_preemptions = 0
+        number, follows = self._told.popleft()
+        if number >= 0:
+            self._continue(number, batch.follows if follows is None else follows, now_ns)
+            self._count_tokens(batch)
+        if ended or batch.emitted:
+            self._client.delivered(batch, ended, now_ns)
+        if ended:
+            self._log.ended(self.index, now_ns, len(ended), self.scheduler.free_blocks - free_blocks)
+
+    def _continue(self, number: int, follows: dict[int, int] | None, now_ns: int) -> None:
+        """Inter-token latencies of a numbered batch, which says which batches its tokens follow."""
+        delivered_ns = self._delivered_ns
+        delivered_ns[number] = now_ns
+        if follows:
+            self.tells_follows = True
+            self._client.continued((now_ns - delivered_ns[before], rows) for before, rows in follows.items())
+
+    def _count_tokens(self, batch: Batch) -> None:
+        """Rows of a numbered batch that gave no token, and tokens beyond one per row."""
+        self.dropped_rows += len(batch.dropped)
+        if batch.delivered:
+            accepted = sum(tokens for _, tokens in batch.delivered) - len(batch.delivered)
+            self.accepted_tokens += accepted
+            if accepted:
+                self._client.continued([(0, accepted)])
 
     def call(self, now_ns: int, horizon_ns: int) -> int | None:
-        """One turn of the loop at `now_ns`; returns when it acts next, or None if it blocks for input.
+        """Turns of the loop from `now_ns` on; returns when it acts next, or None if it blocks for input.
 
         Turns that only repeat the last batch follow at once, as long as they begin before `horizon_ns`, the next
         event of anybody else.
         """
-        if self._sleep:
-            self._sleep = False
-            if self.scheduler.unfinished or (self._unflushed and self._fill_with_empty):
-                return now_ns + self._idle_sleep_ns
-        scheduler, in_flight = self.scheduler, self._in_flight
+        queue, ends, told = self.queue, self._ends, self._told
         while True:
+            if self._idles:
+                self._idles = False
+                if queue.idles(None):
+                    return now_ns + self._idle_sleep_ns
             if self._inbox:
                 for request in self._inbox:
-                    scheduler.add(request)
+                    self.scheduler.add(request)
                     self._client.queued(request, now_ns)
                 self._inbox.clear()
-            empty = True
-            if scheduler.unfinished or (self._unflushed and self._depth > 1):
-                self._unflushed = False
-                batch = scheduler.schedule()
-                empty = not batch.tokens
-                self.empty_turns = self.empty_turns + 1 if empty else 0
-                in_flight.append((batch, self._issue(batch, now_ns)))
-                if len(in_flight) < self._depth and (not empty or (self._fill_with_empty and scheduler.unfinished)):
-                    continue
-            if not in_flight:
+            batch = queue.issue()
+            busy = batch is not None and batch.tokens > 0
+            if batch is not None:
+                if batch.admitted or batch.preempted:
+                    self._report(batch, now_ns)
+                ends.append(self._execute(batch, now_ns) if busy else now_ns)
+                told.append((batch.number, batch.follows))
+                self.empty_turns = 0 if busy else self.empty_turns + 1
+            self._idles = not busy and self._idle_sleep_ns > 0
+            if queue.waits(batch):
+                break
+            if batch is None:
                 self.blocked = True
                 return None
-            self.blocked = False
-            due, end_ns = in_flight.popleft()
-            self._due = due
-            self._sleep = empty and self._idle_sleep_ns > 0
-            next_ns = max(now_ns, end_ns, self._host_free_ns)
-            if not empty and batch.plain and (due is batch or due.plain) and len(in_flight) < 2:
-                while next_ns < horizon_ns and scheduler.repeat(batch):
-                    in_flight.append((batch, self._execute(batch, next_ns)))
-                    self._due, next_ns = in_flight.popleft()
-                    if next_ns < self._host_free_ns:
-                        next_ns = self._host_free_ns
-            return next_ns
+        self.blocked = False
+        self._waits = True
+        next_ns = max(now_ns, ends[0], self._host_free_ns)
+        if batch is not None and batch.plain and len(ends) < 3 and queue.in_flight[0].plain:
+            while next_ns < horizon_ns and queue.repeat(batch):
+                ends.append(self._execute(batch, next_ns))
+                ends.popleft()
+                told.append((batch.number, batch.follows))
+                number, follows = told.popleft()
+                if follows is not None:
+                    self._continue(number, follows, next_ns)
+                next_ns = ends[0]
+                if next_ns < self._host_free_ns:
+                    next_ns = self._host_free_ns
+        return next_ns
 
-    def _issue(self, batch: Batch, now_ns: int) -> int:
-        """Report a batch and put it on the GPU; returns when its output is there, at once if it is empty."""
-        if batch.admitted or batch.interrupted:
-            self._client.scheduled(batch, now_ns, self._gpu_free_ns)
-        return self._execute(batch, now_ns) if batch.tokens else now_ns
+    def _report(self, batch: Batch, now_ns: int) -> None:
+        """Who changed place in a batch, before it runs."""
+        self._client.scheduled(batch, now_ns, self._gpu_free_ns)
+        self.fruitless_preemptions += len(batch.preempted)
 
     def _execute(self, batch: Batch, now_ns: int) -> int:
         """The forward pass, behind the one before; returns its end."""
@@ -133,5 +171,5 @@ class Replica:
         if start < self._gpu_free_ns:
             start = self._gpu_free_ns
         self._gpu_free_ns = end = start + duration
-        self._log.append(self.index, start, end, batch, padded, mode)
+        self._log.append(self.index, now_ns, start, end, batch, padded, mode, self._hits)
         return end

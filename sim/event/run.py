@@ -1,13 +1,15 @@
 """The exact engine on one plan: build the replicas, run the workload, hand over the tables."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from sim.cost.stages import StagePrices
 from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
+from sim.event.batch_queue import BatchQueue
 from sim.event.checks import check_conservation
 from sim.event.client import Client
 from sim.event.cluster import run_cluster
@@ -16,20 +18,22 @@ from sim.event.log import StepLog
 from sim.event.pricer import Pricer
 from sim.event.replica import Replica
 from sim.event.router import make_router
+from sim.event.servable import servable_tokens
+from sim.event.stages import StagedReplica, StageLog
 from sim.memory.shape import CacheShape, GroupShape
-from sim.report.result import RequestTable, StepTable
+from sim.report.result import RequestTable, StageTable, StepTable
+from sim.scheduler.base import Scheduler
 from sim.scheduler.find import make_scheduler
 from sim.units import to_ns
 from sim.workload.trace import Workload
 
 
-MOST_IN_FLIGHT = 2
-"""Deeper queues are those of pipeline stages, whose hand-over is not modelled."""
-
-
 @dataclass(frozen=True)
 class ExactRun:
-    """What the exact engine hands over: tables, inter-token latencies with multiplicities, checks, counts."""
+    """What the exact engine hands over: tables, inter-token latencies with multiplicities, checks, counts.
+
+    `stages`: where a replica has several.
+    """
 
     requests: RequestTable
     steps: StepTable
@@ -38,26 +42,16 @@ class ExactRun:
     checks: dict[str, bool]
     events: int
     cpu_s: float
-
-
-def servable_tokens(prompt: int, outputs: int, max_model_len: int, block_size: int, usable_blocks: int) -> int | None:
-    """Tokens the engine emits for a request, cut at `max_model_len`, or None if it can never be served.
-
-    A prompt needs room for one more token; the cache must hold all but the last token:
-    `ceil((prompt + outputs - 1) / block_size) <= usable_blocks`.
-    """
-    outputs = min(outputs, max_model_len - prompt)
-    if outputs < 1 or -(-(prompt + outputs - 1) // block_size) > usable_blocks:
-        return None
-    return outputs
+    stages: StageTable | None = None
 
 
 def run_exact(
     workload: Workload,
     settings: EngineSettings,
-    table: PriceTable,
+    prices: PriceTable | StagePrices,
     *,
     num_gpu_blocks: int,
+    groups: tuple[GroupShape, ...] | None = None,
     replicas: int = 1,
     scheduler: str = "vllm",
     router: str = "round_robin",
@@ -66,56 +60,99 @@ def run_exact(
 ) -> ExactRun:
     """Simulate `workload` on `replicas` equal engines of `num_gpu_blocks` KV blocks each (one is the null block).
 
-    Prefixes are reused if the settings say so and the workload has content. Bit for bit the same for
-    the same arguments. **Raises:** `ValueError` for more than two batches in flight.
+    `prices` of one stage, or of each of several. `groups` share the blocks; None: one of full attention. Prefixes
+    are reused if the settings say so and the workload has content. Bit for bit the same for the same arguments.
+
+    **Raises:** `Stuck` (a `ValueError`) for a run that would never end.
     """
-    if settings.batches_in_flight > MOST_IN_FLIGHT:
-        raise ValueError(
-            f"at most {MOST_IN_FLIGHT} batches in flight can be simulated, got {settings.batches_in_flight}: "
-            "set deployment.pipeline_parallel to 1"
-        )
     started = time.process_time()
-    usable = num_gpu_blocks - 1
     content = request_content(workload) if settings.prefix_caching else None
+    groups = groups or (GroupShape("full", settings.block_size),)
+    cache = CacheShape(num_gpu_blocks - 1, content is not None, groups)
     client = Client(workload, to_ns(settings.profile.api_pickup_s))
     log = StepLog()
-    pricer = Pricer(table, settings)
-    cache = CacheShape(usable, content is not None, (GroupShape("full", settings.block_size),))
     schedulers = [make_scheduler(scheduler, settings, cache) for _ in range(replicas)]
-    engines = [
-        Replica(
-            index,
-            one,
-            pricer,
-            client,
-            log,
-            depth=settings.batches_in_flight,
-            host_ns=to_ns(settings.profile.host_step_s) if settings.batches_in_flight > 1 else 0,
-            idle_sleep_ns=to_ns(settings.profile.idle_sleep_s) if settings.batches_in_flight > 1 else 0,
-            fill_with_empty=not settings.profile.nonempty_batch_returns,
-        )
-        for index, one in enumerate(schedulers)
-    ]
+    engines, stage_log = _replicas(schedulers, settings, prices, client, log)
+
+    own_limit = getattr(schedulers[0], "servable_tokens", None)
 
     def admit(prompt: int, outputs: int) -> int | None:
-        return servable_tokens(prompt, outputs, settings.max_model_len, settings.block_size, usable)
+        if own_limit is not None:
+            allowed: int | None = own_limit(prompt, outputs)
+            return allowed
+        return servable_tokens(prompt, outputs, settings.max_model_len, cache)
 
     events = run_cluster(client, engines, make_router(router, seed), admit, content, on_progress)
     requests, steps = client.table(), log.table()
-    checks = check_conservation(requests, steps, schedulers)
-    itl_ns, itl_count = inter_token_latencies(steps, client.resumed_itl_ns)
-    return ExactRun(requests, steps, itl_ns, itl_count, checks, events, time.process_time() - started)
+    stages = None if stage_log is None else stage_log.table()
+    checks = check_conservation(
+        requests,
+        steps,
+        schedulers,
+        dropped_rows=sum(engine.dropped_rows for engine in engines),
+        accepted_tokens=sum(engine.accepted_tokens for engine in engines),
+        stages=stages,
+    )
+    told = any(engine.tells_follows for engine in engines)
+    itl_ns, itl_count = inter_token_latencies(None if told else steps, client.itl)
+    return ExactRun(requests, steps, itl_ns, itl_count, checks, events, time.process_time() - started, stages)
 
 
-def inter_token_latencies(steps: StepTable, resumed_ns: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def _replicas(
+    schedulers: Sequence[Scheduler],
+    settings: EngineSettings,
+    prices: PriceTable | StagePrices,
+    client: Client,
+    log: StepLog,
+) -> tuple[list[Replica], StageLog | None]:
+    """A replica around each scheduler, and the log of stages that they write, if there are several.
+
+    With several batches in flight the host's time can hide behind the device's, and the loop may sleep; with one it
+    does neither (the price of a step has the host's time in it).
+    """
+    profile, depth = settings.profile, settings.batches_in_flight
+    loop = {
+        "host_ns": to_ns(profile.host_step_s) if depth > 1 else 0,
+        "idle_sleep_ns": to_ns(profile.idle_sleep_s) if depth > 1 else 0,
+    }
+    queues = [BatchQueue(scheduler, depth, not profile.nonempty_batch_returns) for scheduler in schedulers]
+    if isinstance(prices, PriceTable):
+        pricer = Pricer(prices, settings)
+        return [Replica(index, queue, pricer, client, log, **loop) for index, queue in enumerate(queues)], None
+    pricers = {id(table): Pricer(table, settings) for table in prices.tables}
+    stage_log = StageLog(len(prices.tables))
+    ahead = settings.async_scheduling
+    staged: list[Replica] = [
+        StagedReplica(
+            index,
+            queue,
+            [pricers[id(table)] for table in prices.tables],
+            client,
+            log,
+            stage_log=stage_log,
+            hand_over_ns=[to_ns(seconds) for seconds in prices.hand_over_s.tolist()],
+            return_ns=to_ns(prices.return_s) if ahead else None,
+            one_at_a_time=ahead and not profile.async_stages_overlap,
+            **loop,
+        )
+        for index, queue in enumerate(queues)
+    ]
+    return staged, stage_log
+
+
+def inter_token_latencies(steps: StepTable | None, told: dict[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """All inter-token latencies of a run, as values and multiplicities.
 
-    A request that decodes in a batch got its token before from the replica's previous batch, so each batch
-    contributes `decodes` times the distance of the two ends; resumed requests add their gap once each.
+    `told`: how often each occurred, where the client knows. Without that, a request that decodes in a batch got its
+    token before from the replica's previous batch, so each of the `steps` contributes `decodes` times the distance of
+    the two ends.
     """
+    values = np.fromiter(told.keys(), np.int64, len(told))
+    counts = np.fromiter(told.values(), np.int64, len(told))
+    if steps is None:
+        return values, counts
     same = np.flatnonzero(steps.replica[1:] == steps.replica[:-1]) + 1
     gaps = steps.end_ns[same] - steps.end_ns[same - 1]
-    counts = steps.decodes[same]
-    used = counts > 0
-    values = np.concatenate([gaps[used], np.array(resumed_ns, dtype=np.int64)])
-    return values, np.concatenate([counts[used], np.ones(len(resumed_ns), dtype=np.int64)])
+    decodes = steps.decodes[same]
+    used = decodes > 0
+    return np.concatenate([gaps[used], values]), np.concatenate([decodes[used], counts])

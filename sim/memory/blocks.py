@@ -4,7 +4,7 @@ A scheduler asks them the same questions. Decoding requests are grouped by the c
 the calls at which they take a new block (see `sim.scheduler.vllm`), so a call touches only one class.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -21,23 +21,24 @@ class Holder(Protocol):
 class CountedBlocks[R: Holder]:
     """Blocks as numbers: enough where no content is shared."""
 
+    reuse = False
+
     def __init__(self, usable: int, block_size: int):
         self.usable = usable
         self.free = usable
         self.block_size = block_size
         self._by_class = [0] * block_size
 
-    def lookup(self, request: R) -> int:
-        """Tokens of the request found in the cache: none."""
-        return 0
+    def lookup(self, request: R) -> Sequence[int]:
+        """Blocks of the request found in the cache: none."""
+        return ()
 
-    def fits(self, request: R, tokens: int) -> bool:
-        """Whether `tokens` of an unadmitted request would fit in what is free now."""
-        return -(-tokens // self.block_size) <= self.free
-
-    def admit(self, request: R, tokens: int) -> bool:
-        """Take blocks for the first `tokens` of a request; False, and nothing taken, if they are not free."""
-        return self.extend(request, 0, tokens)
+    def admit(self, request: R, hits: Sequence[int], tokens: int, room: int) -> bool:
+        """Take blocks for the first `tokens` of a request; False, and nothing taken, if `room` tokens do not fit."""
+        if -(-room // self.block_size) > self.free:
+            return False
+        self.free -= -(-tokens // self.block_size)
+        return True
 
     def extend(self, request: R, prior: int, tokens: int) -> bool:
         """Grow from `prior` to `tokens`; False, and nothing taken, if the blocks are not free."""
@@ -65,6 +66,9 @@ class CountedBlocks[R: Holder]:
     def filled(self, call: int) -> list[R]:
         """Decoding requests whose row in this call fills a block; of no interest here."""
         return []
+
+    def fill_decodes(self, call: int) -> None:
+        """Make the blocks findable that this call fills: nothing to find here."""
 
     def register(self, request: R, tokens: int) -> None:
         """Make the full blocks among the first `tokens` findable: nothing to find here."""

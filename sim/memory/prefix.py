@@ -1,14 +1,12 @@
-"""KV blocks with identity: a pool with a least-recently-used free queue, and a prefix cache over it.
+"""KV blocks with identity for the fast path: one full-attention group, decoding requests grouped by class."""
 
-A full block is known by the chain hash of its tokens and all before them. Blocks keep their hash when
-freed, and can be found until they are taken again (eviction is lazy: it happens when a block leaves the free queue).
-"""
-
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
+
+from sim.memory.pool import BlockPool, chain_keys
 
 
 class Content(Protocol):
@@ -30,63 +28,6 @@ class Content(Protocol):
     registered: int
 
 
-class BlockPool:
-    """Blocks 1..usable (0 is the null block): reference counts, free queue, and hash -> blocks.
-
-    `unhashed_first`: freed blocks without a hash go to the front of the queue (vLLM 0.33), otherwise to the back.
-    """
-
-    def __init__(self, usable: int, unhashed_first: bool):
-        self.queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, usable + 1))
-        self.references = [0] * (usable + 1)
-        self.hash_of: list[int | None] = [None] * (usable + 1)
-        self.by_hash: dict[int, dict[int, None]] = {}
-        self._unhashed_first = unhashed_first
-
-    def take(self) -> int:
-        """The block at the front of the queue; it loses its hash."""
-        block, _ = self.queue.popitem(last=False)
-        self.references[block] = 1
-        key = self.hash_of[block]
-        if key is not None:
-            self.hash_of[block] = None
-            holders = self.by_hash[key]
-            del holders[block]
-            if not holders:
-                del self.by_hash[key]
-        return block
-
-    def find(self, key: int) -> int | None:
-        """The block with this hash; of several the one registered first."""
-        holders = self.by_hash.get(key)
-        return next(iter(holders)) if holders else None
-
-    def touch(self, block: int) -> None:
-        """One more user of a cached block."""
-        if self.references[block] == 0:
-            del self.queue[block]
-        self.references[block] += 1
-
-    def name(self, block: int, key: int) -> None:
-        """Give a block its hash."""
-        self.hash_of[block] = key
-        self.by_hash.setdefault(key, {})[block] = None
-
-    def give_back(self, blocks: list[int]) -> None:
-        """Free blocks in the order given; those still used by others stay."""
-        front: list[int] = []
-        for block in blocks:
-            self.references[block] -= 1
-            if self.references[block] == 0:
-                if self._unhashed_first and self.hash_of[block] is None:
-                    front.append(block)
-                else:
-                    self.queue[block] = None
-        for block in reversed(front):
-            self.queue[block] = None
-            self.queue.move_to_end(block, last=False)
-
-
 class PrefixBlocks[R: Content]:
     """The counted manager's answers, with block tables and, if `reuse`, a prefix cache."""
 
@@ -100,24 +41,26 @@ class PrefixBlocks[R: Content]:
     @property
     def free(self) -> int:
         """Blocks nobody uses, cached ones included."""
-        return len(self.pool.queue)
+        return self.pool.free
 
-    def lookup(self, request: R) -> int:
-        """Tokens found in the cache: full blocks from the start, leaving at least one token to compute."""
-        return len(self._hits(request)) * self.block_size
+    def lookup(self, request: R) -> Sequence[int]:
+        """Blocks found in the cache: full ones from the start, leaving at least one token to compute."""
+        if not self.reuse:
+            return []
+        full = (request.target - 1) // self.block_size
+        return self.pool.find_run(islice(chain_keys(request, full, self.block_size), full))
 
-    def fits(self, request: R, tokens: int) -> bool:
-        """Whether `tokens` of an unadmitted request would fit in what is free now."""
-        return self._cost(self._hits(request), tokens) <= self.free
+    def admit(self, request: R, hits: Sequence[int], tokens: int, room: int) -> bool:
+        """Take the blocks found and new ones for the first `tokens`; False, and nothing taken, without room for `room`.
 
-    def admit(self, request: R, tokens: int) -> bool:
-        """Take the cached blocks and new ones for the first `tokens`; False if there are too few."""
-        hits = self._hits(request)
-        if self._cost(hits, tokens) > self.free:
+        Blocks found that nobody uses would leave the free queue, so they need room as well.
+        """
+        references = self.pool.references
+        idle = len([block for block in hits if not references[block]])
+        if -(-room // self.block_size) - len(hits) + idle > self.free:
             return False
-        for block in hits:
-            self.pool.touch(block)
-        request.blocks = hits
+        self.pool.touch(hits)
+        request.blocks = list(hits)
         request.registered = len(hits)
         self._take(request, tokens)
         return True
@@ -135,12 +78,16 @@ class PrefixBlocks[R: Content]:
         When none is free the last of running is preempted; if that is the request itself, the pass ends.
         """
         members = self._by_class[call % self.block_size]
+        if len(members) <= self.pool.free:
+            for request, block in zip(members.values(), self.pool.take(len(members)), strict=True):
+                request.blocks.append(block)
+            return
         for request in list(members.values()):
-            while not self.pool.queue and request.index in members:
+            while not self.pool.free and request.index in members:
                 preempt()
             if request.index not in members:
                 return
-            request.blocks.append(self.pool.take())
+            request.blocks += self.pool.take(1)
 
     def grow_quietly(self, call: int) -> bool:
         """Whether no decoding request takes or fills a block in this call."""
@@ -150,13 +97,26 @@ class PrefixBlocks[R: Content]:
         """Decoding requests whose row in this call fills a block: they take the next one a call later."""
         return list(self._by_class[(call + 1) % self.block_size].values())
 
+    def fill_decodes(self, call: int) -> None:
+        """Make the blocks findable that decoding requests fill in this call: each one its next."""
+        if not self.reuse:
+            return
+        for request in self._by_class[(call + 1) % self.block_size].values():
+            full = request.registered + 1
+            keys = request.block_keys
+            if len(keys) < full:
+                chain_keys(request, full, self.block_size)
+            self.pool.name(request.blocks[full - 1], keys[full - 1])
+            request.registered = full
+
     def register(self, request: R, tokens: int) -> None:
         """Make the full blocks among the first `tokens` findable."""
         full = tokens // self.block_size
         if self.reuse and full > request.registered:
-            keys = self._keys(request, full)
-            for i in range(request.registered, full):
-                self.pool.name(request.blocks[i], keys[i])
+            keys = request.block_keys
+            if len(keys) < full:
+                chain_keys(request, full, self.block_size)
+            self.pool.name_run(request.blocks, keys, request.registered, full)
             request.registered = full
 
     def release(self, request: R, tokens: int) -> None:
@@ -174,41 +134,5 @@ class PrefixBlocks[R: Content]:
         del self._by_class[(1 - request.key) % self.block_size][request.index]
 
     def _take(self, request: R, tokens: int) -> None:
-        for _ in range(-(-tokens // self.block_size) - len(request.blocks)):
-            request.blocks.append(self.pool.take())
+        request.blocks += self.pool.take(-(-tokens // self.block_size) - len(request.blocks))
         self.register(request, min(tokens, request.target))
-
-    def _cost(self, hits: list[int], tokens: int) -> int:
-        """New blocks, and cached ones that would leave the free queue."""
-        idle = sum(1 for block in hits if self.pool.references[block] == 0)
-        return -(-tokens // self.block_size) - len(hits) + idle
-
-    def _hits(self, request: R) -> list[int]:
-        hits: list[int] = []
-        if not self.reuse:
-            return hits
-        for key in self._keys(request, (request.target - 1) // self.block_size):
-            block = self.pool.find(key)
-            if block is None:
-                break
-            hits.append(block)
-        return hits
-
-    def _keys(self, request: R, count: int) -> list[int]:
-        """Chain hashes of the first `count` full blocks, made when first asked for."""
-        keys = request.block_keys
-        size = self.block_size
-        while len(keys) < count:
-            start = len(keys) * size
-            keys.append(hash((keys[-1] if keys else 0, self._ids(request, start, start + size).tobytes())))
-        return keys[:count]
-
-    def _ids(self, request: R, start: int, stop: int) -> np.ndarray:
-        """Token ids of the positions [start, stop); positions beyond the known content are unlike any other's."""
-        known = request.token_ids
-        if known is not None and stop <= len(known):
-            return known[start:stop]
-        own = np.arange(start, stop, dtype=np.int64) + (request.output_base - request.prompt)
-        if known is not None and start < len(known):
-            own[: len(known) - start] = known[start:]
-        return own

@@ -21,6 +21,10 @@ RECOMPUTE_SHARE = 0.05
 """So is recomputing more than this share of all computed tokens after preemptions."""
 
 
+BUBBLE_RATIO = 1.5
+"""Pipeline stages stand idle too much where some stage runs this many times as long as each does on average."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """`kind` for programs, `sentence` for people, `change`: the setting to try, `evidence`: shares of 1."""
@@ -47,7 +51,7 @@ class StepShares:
 def step_shares(result: SimulationResult) -> StepShares | None:
     """The shares the verdict rests on, weighted by step time; None without steps."""
     steps, settings = result.steps, result.settings
-    span = np.asarray(steps.end_ns, float) - np.asarray(steps.start_ns, float)
+    span = result.busy_ns.astype(float)
     if not len(span) or span.sum() <= 0:
         return None
 
@@ -171,6 +175,16 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
             "deployment.tensor_parallel (--tensor-parallel-size): lower it and add deployment.replicas.",
             evidence,
         )
+    filled = _some_stage_busy(result, metrics)
+    if filled is not None and filled > BUBBLE_RATIO * busy:
+        return Verdict(
+            "pipeline-bound",
+            f"Pipeline-bound: some stage runs {filled:.0%} of the time, but each of them only {busy:.0%} on average: "
+            "too few batches are under way to fill the stages.",
+            "deployment.tensor_parallel instead of deployment.pipeline_parallel, or more load where the engine's "
+            "stages overlap.",
+            evidence | {"some_stage_busy": filled},
+        )
     if busy < 0.5:
         return Verdict(
             "under-loaded",
@@ -202,6 +216,21 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
         ),
         evidence,
     )
+
+
+def _some_stage_busy(result: SimulationResult, metrics: Metrics) -> float | None:
+    """Share of the time in which at least one stage of a replica runs; None without pipeline stages."""
+    if result.stages is None or not metrics.duration_s:
+        return None
+    total_ns = 0
+    for r in np.unique(result.steps.replica):
+        rows = result.steps.replica == r
+        start, end = result.stages.start_ns[rows].ravel(), result.stages.end_ns[rows].ravel()
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], np.maximum.accumulate(end[order])
+        covered_from = np.maximum(start[1:], end[:-1])
+        total_ns += int(end[0] - start[0]) + int(np.maximum(end[1:] - covered_from, 0).sum())
+    return total_ns / 1e9 / (metrics.duration_s * result.replicas)
 
 
 def _could_reuse(result: SimulationResult) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.report.bottleneck import Verdict
 from sim.report.metrics import Metrics
+from sim.report.priority import by_priority
 from sim.report.result import SimulationResult
 from sim.report.summary import ms, percentile_word
 
@@ -98,10 +99,14 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         lines.append(
             line("Prefix cache hits (% of input tokens):", 100 * metrics.cached_tokens / max(metrics.total_input, 1))
         )
+    if metrics.prefix_cache is not None:
+        rate, whole = metrics.prefix_cache.hit_rate, metrics.prefix_cache.hit_rate_with_preempted
+        lines.append(line("Hit rate, without / with preempted (%):", pair(percent(rate), percent(whole))))
     lines += [
         line("Steps:", metrics.steps),
         line("Mean batch, requests / tokens:", pair(metrics.batch_requests_mean, metrics.batch_tokens_mean)),
         line("Step time / duration (%):", percent(metrics.busy_share)),
+        *_stage_lines(result, metrics),
         line(
             "Output tok/s per GPU / per user:",
             pair(metrics.output_throughput_per_gpu, metrics.output_throughput_per_user),
@@ -112,11 +117,36 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
             line("USD per 1M tokens, input / output:", pair(metrics.usd_per_1m_input, metrics.usd_per_1m_output, 3)),
             line("USD per 1M tokens, total:", f"{metrics.usd_per_1m_total:.3f}"),
         ]
+    lines += _priority_lines(result)
     if found is not None:
         lines.append(header("Bottleneck"))
         lines += textwrap.wrap(found.sentence, 78)
         lines += textwrap.wrap(found.change, 78, initial_indent="Try ", subsequent_indent="    ")
     return lines
+
+
+def _priority_lines(result: SimulationResult) -> list[str]:
+    """TTFT by priority, where requests have one."""
+    classes = by_priority(result)
+    if not classes:
+        return []
+    rows = [
+        line(
+            f"Priority {one.priority} ({one.completed:,} requests):",
+            pair(ms(one.ttft.median_s), ms(one.ttft.percentile_s(99.0)), 2),
+        )
+        for one in classes
+    ]
+    return [header("TTFT by priority, median / P99 (ms)"), *rows]
+
+
+def _stage_lines(result: SimulationResult, metrics: Metrics) -> list[str]:
+    """How busy each pipeline stage is, where there are several."""
+    if result.stages is None or not metrics.duration_s:
+        return []
+    busy_s = (result.stages.end_ns - result.stages.start_ns).sum(axis=0) / 1e9
+    shares = " / ".join(f"{100 * float(s) / (metrics.duration_s * result.replicas):.1f}" for s in busy_s)
+    return [line("Pipeline stages busy (%):", shares)]
 
 
 def assumption_block(result: SimulationResult) -> list[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sim.report.hit_rate import LookupTotals, lookup_totals
 from sim.report.percentile import Distribution, distribution
 from sim.report.result import FINISHED, RequestTable, SimulationResult
 from sim.units import NS_PER_S
@@ -85,7 +86,10 @@ class Metrics:
       `peak_concurrent_requests`: most finished requests in flight at one instant.
     - `kv_usage_mean`, `kv_usage_max`: share of KV blocks in use, over the time in which steps run.
     - `recomputed_tokens`: tokens computed beyond those each request needs once, the price of preemption.
-    - `batch_requests_mean`, `batch_tokens_mean`: per step, unweighted; `busy_share`: step time / (duration x replicas).
+    - `cached_tokens`: prompt tokens of finished requests that were found in the prefix cache at their first admission.
+    - `prefix_cache`: the engine's own count of look-ups, all replicas; None where none was simulated.
+    - `batch_requests_mean`, `batch_tokens_mean`: per step, unweighted; `busy_share`: step time / (duration x replicas),
+      where a replica has pipeline stages the mean over them.
     - `output_throughput_per_user` = 1 / mean TPOT; `..._per_gpu` = output throughput / GPUs.
     - `usd_per_1m_*` = USD/h of all GPUs / (tokens/s x 3600) x 1e6.
     """
@@ -115,6 +119,7 @@ class Metrics:
     preempted_requests: int
     recomputed_tokens: int | None
     cached_tokens: int
+    prefix_cache: LookupTotals | None
     steps: int
     batch_requests_mean: float | None
     batch_tokens_mean: float | None
@@ -183,7 +188,7 @@ def measure(result: SimulationResult, percentiles: Sequence[float] = PERCENTILES
     kv_mean, kv_max = kv_usage(result)
     rows = np.asarray(steps.prefill_chunks, float) + np.asarray(steps.decodes, float)
     tokens = np.asarray(steps.prefill_tokens, float) + np.asarray(steps.decodes, float)
-    busy_s = float(np.sum(np.asarray(steps.end_ns) - np.asarray(steps.start_ns))) / NS_PER_S
+    busy_s = float(np.sum(result.busy_ns)) / NS_PER_S
     preemptions = np.asarray(requests.preemptions)
     return Metrics(
         completed=completed,
@@ -211,6 +216,7 @@ def measure(result: SimulationResult, percentiles: Sequence[float] = PERCENTILES
         preempted_requests=int((preemptions > 0).sum()),
         recomputed_tokens=recomputed_tokens(result),
         cached_tokens=int(np.sum(np.asarray(requests.cached_tokens)[found.request], dtype=np.int64)),
+        prefix_cache=lookup_totals(steps),
         steps=len(steps),
         batch_requests_mean=float(rows.mean()) if len(steps) else None,
         batch_tokens_mean=float(tokens.mean()) if len(steps) else None,

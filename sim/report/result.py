@@ -37,12 +37,20 @@ class RequestTable:
         return len(self.arrival_ns)
 
 
+LOOKUPS = ("lookups", "queries", "hits", "preempted_lookups", "preempted_queries", "preempted_hits")
+"""The columns of `StepTable` that count look-ups in the prefix cache."""
+
+
 @dataclass
 class StepTable:
     """Axis `step`: one row per executed batch of one replica, in order of issue per replica.
 
     The batch columns are the fields of `sim.cost.BatchStats`; `start_ns`/`end_ns` bound the forward pass.
-    `free_blocks`, `running`, `waiting` as after scheduling; `preempted`: victims of this step.
+    `free_blocks`, `running`, `waiting` as after scheduling, at `issued_ns`; `preempted`: victims of this step.
+    `ended` requests got their last token from it, and gave back `freed_blocks`.
+
+    Prefix-cache look-ups of the replica up to this decision, as the engine counts them: `lookups`, the tokens asked for
+    (`queries`) and found (`hits`); those of requests that had been preempted stand apart.
     """
 
     replica: np.ndarray
@@ -64,9 +72,31 @@ class StepTable:
     waiting: np.ndarray
     free_blocks: np.ndarray
     preempted: np.ndarray
+    issued_ns: np.ndarray
+    ended: np.ndarray
+    freed_blocks: np.ndarray
+    lookups: np.ndarray
+    queries: np.ndarray
+    hits: np.ndarray
+    preempted_lookups: np.ndarray
+    preempted_queries: np.ndarray
+    preempted_hits: np.ndarray
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+
+@dataclass
+class StageTable:
+    """Pipeline stages of the steps, axes `step stage`, rows as in the `StepTable`: when each stage ran each batch."""
+
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+
+    @property
+    def stages(self) -> int:
+        """How many."""
+        return int(self.start_ns.shape[1])
 
 
 @dataclass(frozen=True)
@@ -106,6 +136,9 @@ class SimulationResult:
     - `checks`: name -> outcome of the invariants checked in the run.
     - `timing`: what the simulation itself took, units in the names.
     - `versions`: package -> version.
+    - `stages`: the pipeline stages of the steps, where a replica has several; then steps overlap.
+    - `log`: format and rules of the engine's own log by name (`sim.deployment.rules.LogRules`; empty: not known), which
+      has a line every `log_interval_s` where it goes by time.
     """
 
     requests: RequestTable
@@ -133,3 +166,14 @@ class SimulationResult:
     slo_ms: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     replicas: int = 1
+    stages: StageTable | None = None
+    log: dict[str, Any] = field(default_factory=dict)
+    log_interval_s: float = 10.0
+
+    @property
+    def busy_ns(self) -> np.ndarray:
+        """Time that a device spends on each step, axis `step`: of pipeline stages the mean."""
+        if self.stages is None:
+            return np.asarray(self.steps.end_ns) - np.asarray(self.steps.start_ns)
+        busy: np.ndarray = (self.stages.end_ns - self.stages.start_ns).mean(axis=1)
+        return busy

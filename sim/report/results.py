@@ -10,6 +10,7 @@ from typing import Any
 
 from sim.report.bottleneck import verdict
 from sim.report.console import console
+from sim.report.engine_log import ENGINE_LOG, engine_log
 from sim.report.metrics import PERCENTILES, measure
 from sim.report.page.build import page
 from sim.report.plain import plain, to_json
@@ -33,8 +34,9 @@ def write_results(
 ) -> dict[str, Any]:
     """Write the results folder and return the summary.
 
-    Files: config.yaml, summary.json, requests.parquet, steps.parquet, trace.json.gz, report.html and console.txt.
-    `overrides` (as typed on the command line) go to overrides.yaml, for `collect`. P99 is always measured.
+    Files: config.yaml, summary.json, requests.parquet, steps.parquet, trace.json.gz, report.html, console.txt and,
+    where the engine's format is known, engine.log. `overrides` (as typed on the command line) go to overrides.yaml, for
+    `collect`. P99 is always measured.
 
     Everything is written beside the folder and moved into place at the end, so a run that fails leaves no half
     results. An earlier result there is replaced; `ValueError` if the folder holds anything else.
@@ -56,6 +58,8 @@ def write_results(
         (out / "report.html").write_text(page(result, metrics, found), encoding="utf-8")
         text = console(result, metrics, found, assumptions=True)
         (out / "console.txt").write_text(text + "\n", encoding="utf-8")
+        if log := engine_log(result):
+            (out / ENGINE_LOG).write_text(log, encoding="utf-8")
 
     _write_folder(Path(folder), fill)
     return fields
@@ -137,11 +141,15 @@ def _check_content(path: Path) -> None:
 
 
 def _others(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if not any(entry.match(guest) for guest in GUESTS))
+    return sorted(entry for entry in path.iterdir() if not _is_guest(entry))
 
 
 def _guests(path: Path) -> Iterable[Path]:
-    return [entry for entry in path.iterdir() if any(entry.match(guest) for guest in GUESTS)]
+    return [entry for entry in path.iterdir() if _is_guest(entry)]
+
+
+def _is_guest(entry: Path) -> bool:
+    return entry.name != ENGINE_LOG and any(entry.match(guest) for guest in GUESTS)
 
 
 def _write_fields(out: Path, config: dict[str, Any], overrides: Sequence[str], fields: dict[str, Any]) -> None:

@@ -15,14 +15,14 @@ IDLE_GAP_NS = 50_000_000
 def holds_until_ns(replica: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
     """Until when a step's queue lengths hold: the replica's next step, or its own end before an idle pause.
 
-    Shape `[step]`; steps of one replica are in time order.
+    Shape `[step]`; steps of one replica are in time order (they overlap in pipeline stages).
     """
     until = np.array(end_ns, np.int64)
     replica, start = np.asarray(replica), np.asarray(start_ns, np.int64)
     for r in np.unique(replica):
         rows = np.flatnonzero(replica == r)
         gap = start[rows[1:]] - until[rows[:-1]]
-        until[rows[:-1]] += np.where((gap > 0) & (gap <= IDLE_GAP_NS), gap, 0)
+        until[rows[:-1]] += np.where(gap <= IDLE_GAP_NS, gap, 0)
     return until
 
 
@@ -94,6 +94,10 @@ def series(result: SimulationResult, width_s: float) -> Series:
         at = np.clip(((at_ns - t0_ns) / (width_s * NS_PER_S)).astype(np.int64), 0, bins - 1)
         return np.bincount(at, weights=np.asarray(value, float), minlength=bins)
 
+    stages = result.stages
+    runs = [(start_ns, end_ns)] if stages is None else list(zip(stages.start_ns.T, stages.end_ns.T, strict=True))
+    always = np.ones(len(steps))
+    busy = np.mean([bin_means(replica, start, end, always, edges_ns) for start, end in runs], axis=0)
     kv_max = np.zeros(bins)
     first, last = (
         np.clip(((x - t0_ns) / (width_s * NS_PER_S)).astype(np.int64), 0, bins - 1) for x in (start_ns, until_ns - 1)
@@ -112,7 +116,7 @@ def series(result: SimulationResult, width_s: float) -> Series:
         input_tokens_per_s=per_bin(end_ns, steps.prefill_tokens) / width_s,
         output_tokens_per_s=per_bin(end_ns, steps.emitting) / width_s,
         preemptions=per_bin(start_ns, steps.preempted),
-        busy=mean(np.ones(len(steps)), end_ns) / result.replicas,
+        busy=busy / result.replicas,
     )
 
 

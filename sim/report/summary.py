@@ -3,9 +3,11 @@
 from typing import Any
 
 from sim.report.bottleneck import Verdict, verdict
+from sim.report.hit_rate import LookupTotals
 from sim.report.metrics import Metrics, measure
 from sim.report.percentile import Distribution
 from sim.report.plain import plain
+from sim.report.priority import by_priority
 from sim.report.result import SimulationResult
 
 
@@ -36,6 +38,34 @@ def latency_fields(name: str, found: Distribution) -> dict[str, Any]:
     }
     fields |= {f"p{percentile_word(p)}_{name}_ms": ms(value) for p, value in found.percentiles_s}
     return fields
+
+
+def prefix_cache_fields(found: LookupTotals | None) -> dict[str, Any]:
+    """The engine's count of prefix look-ups; null where none was simulated."""
+    return {
+        "prefix_cache_lookups": found and found.lookups,
+        "prefix_cache_queries": found and found.queries,
+        "prefix_cache_hits": found and found.hits,
+        "prefix_cache_hit_rate": found and found.hit_rate,
+        "preempted_prefix_cache_lookups": found and found.preempted_lookups,
+        "preempted_prefix_cache_queries": found and found.preempted_queries,
+        "preempted_prefix_cache_hits": found and found.preempted_hits,
+        "prefix_cache_hit_rate_with_preempted": found and found.hit_rate_with_preempted,
+    }
+
+
+def priority_fields(result: SimulationResult) -> list[dict[str, Any]] | None:
+    """TTFT (ms) of each priority class; None where requests have no priorities."""
+    return [
+        {
+            "priority": one.priority,
+            "completed": one.completed,
+            "mean_ttft_ms": ms(one.ttft.mean_s),
+            "median_ttft_ms": ms(one.ttft.median_s),
+            "p99_ttft_ms": ms(one.ttft.percentile_s(99.0)),
+        }
+        for one in by_priority(result)
+    ] or None
 
 
 def summary(result: SimulationResult, metrics: Metrics | None = None, found: Verdict | None = None) -> dict[str, Any]:
@@ -97,6 +127,8 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "preempted_requests": metrics.preempted_requests,
         "recomputed_tokens": metrics.recomputed_tokens,
         "cached_tokens": metrics.cached_tokens,
+        **prefix_cache_fields(metrics.prefix_cache),
+        "ttft_by_priority": priority_fields(result),
         "steps": metrics.steps,
         "batch_requests_mean": metrics.batch_requests_mean,
         "batch_tokens_mean": metrics.batch_tokens_mean,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.report.metrics import latencies
-from sim.report.result import REQUEST_STATUS, SimulationResult
+from sim.report.result import LOOKUPS, REQUEST_STATUS, SimulationResult
 
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ def step_columns(result: SimulationResult) -> dict[str, np.ndarray]:
     columns["running_requests"] = np.asarray(steps.running)
     columns["waiting_requests"] = np.asarray(steps.waiting)
     columns["free_blocks"] = np.asarray(steps.free_blocks)
+    columns["used_blocks"] = max(result.num_gpu_blocks - 1, 0) - np.asarray(steps.free_blocks)
     columns["preempted_requests"] = np.asarray(steps.preempted)
+    columns |= _columns(steps, ("issued_ns", "ended", "freed_blocks"))
+    columns |= {f"prefix_{name}": np.asarray(getattr(steps, name)) for name in LOOKUPS}
     return columns | {name: np.asarray(seconds) for name, seconds in result.components_s.items()}
 
 

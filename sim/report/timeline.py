@@ -25,8 +25,10 @@ def timeline(result: SimulationResult, max_steps: int = MAX_STEPS, max_requests:
     finished = np.flatnonzero(np.asarray(requests.status) == FINISHED)
     kept = finished[:max_requests]
     events: list[dict[str, Any]] = []
+    stages = result.stages
+    threads = {1: "steps"} if stages is None else {1 + i: f"stage {i}" for i in range(stages.stages)}
     for replica in np.unique(np.asarray(steps.replica)[order]).tolist():
-        events += _names(replica + 1, f"replica {replica}", {1: "steps"})
+        events += _names(replica + 1, f"replica {replica}", threads)
     events += _step_events(result, order)
     label = "requests" if len(kept) == len(finished) else f"requests (first {len(kept)} of {len(finished)})"
     events += _names(REQUESTS_PID, label, {})
@@ -60,7 +62,6 @@ def _step_events(result: SimulationResult, order: np.ndarray) -> list[dict[str, 
     names = (
         "replica",
         "start_ns",
-        "end_ns",
         "prefill_tokens",
         "prefill_chunks",
         "decodes",
@@ -73,10 +74,11 @@ def _step_events(result: SimulationResult, order: np.ndarray) -> list[dict[str, 
         "preempted",
     )
     columns = [np.asarray(getattr(steps, name))[order].tolist() for name in names]
+    columns.append(_spans(result, order))
     blocks = max(result.num_gpu_blocks, 1)
     last: dict[tuple[int, str], float] = {}
     events: list[dict[str, Any]] = []
-    for replica, start, end, tokens, chunks, decodes, context, padded, mode, running, waiting, free, preempted in zip(
+    for replica, start, tokens, chunks, decodes, context, padded, mode, running, waiting, free, preempted, spans in zip(
         *columns, strict=True
     ):
         pid, ts = int(replica) + 1, start / 1000
@@ -89,9 +91,9 @@ def _step_events(result: SimulationResult, order: np.ndarray) -> list[dict[str, 
             "padded tokens": padded,
             "graph": GRAPH_MODES[int(mode)],
         }
-        events.append(
-            {"ph": "X", "pid": pid, "tid": 1, "name": kind, "ts": ts, "dur": (end - start) / 1000, "args": args}
-        )
+        for stage, (begun, ended) in enumerate(spans):
+            span = {"ph": "X", "pid": pid, "tid": 1 + stage, "name": kind, "ts": begun / 1000}
+            events.append(span | {"dur": (ended - begun) / 1000, "args": args})
         if preempted:
             instant = {
                 "ph": "i",
@@ -110,6 +112,14 @@ def _step_events(result: SimulationResult, order: np.ndarray) -> list[dict[str, 
                 last[pid, name] = value
                 events.append({"ph": "C", "pid": pid, "name": name, "ts": ts, "args": {"value": value}})
     return events
+
+
+def _spans(result: SimulationResult, order: np.ndarray) -> list[list[list[int]]]:
+    """Start and end of each step on each pipeline stage."""
+    timed = result.steps if result.stages is None else result.stages
+    start, end = (np.asarray(column)[order].reshape(len(order), -1) for column in (timed.start_ns, timed.end_ns))
+    spans: list[list[list[int]]] = np.stack([start, end], axis=2).tolist()
+    return spans
 
 
 def _request_events(result: SimulationResult, kept: np.ndarray) -> list[dict[str, Any]]:

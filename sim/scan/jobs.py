@@ -1,5 +1,6 @@
 """What a lane may be asked to run: the job, its checks, its status, and which requests it can serve."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from sim.deployment.engine import EngineSettings
 from sim.deployment.graphs import MODES
+from sim.memory.shape import GroupShape
 from sim.units import to_ns
 from sim.workload.trace import Workload
 
@@ -76,11 +78,22 @@ def lane_job(
     replicas: int = 1,
     router: str = "round_robin",
     scheduler: str = "vllm",
+    groups: Sequence[GroupShape] = (),
 ) -> LaneJob:
-    """The job of a workload on resolved engine settings. `needs_exact` is filled where the wide engine lacks a rule."""
+    """The job of a workload on resolved engine settings. `needs_exact` is filled where the wide engine lacks a rule.
+
+    `groups` of KV blocks that share `usable_blocks`; none is one of full attention.
+    """
     content = workload.token_ids is not None or workload.block_hashes is not None
+    threshold = settings.long_prefill_token_threshold
     reasons = (
         (scheduler != "vllm", f"engine.scheduler is {scheduler}"),
+        (settings.pipeline_parallel > 1, f"there are {settings.pipeline_parallel} pipeline stages"),
+        (len(groups) > 1, f"{len(groups)} groups of layers share the KV blocks"),
+        (any(group.kind not in ("full", "mla") for group in groups), "layers give back KV blocks, or keep states"),
+        (settings.scheduling_policy != "fcfs", f"engine.scheduling_policy is {settings.scheduling_policy}"),
+        (threshold > 0, f"engine.long_prefill_token_threshold is {threshold}"),
+        (bool(settings.scheduler_options), "engine.scheduler_options are set"),
         (settings.batches_in_flight > 1, f"{settings.batches_in_flight} batches are in flight"),
         (settings.prefix_caching and content, "prefixes are reused"),
         (not settings.chunked_prefill, "chunked prefill is off"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from sim.report.result import FINISHED, REJECTED, RequestTable, StepTable
+from sim.report.result import FINISHED, LOOKUPS, REJECTED, RequestTable, StepTable
 from sim.scan.jobs import LaneJob
 from sim.scan.loop import Ended
 from sim.scan.pack import Graphs, Unit
@@ -153,7 +153,14 @@ def _recover(
                 itl_count=np.concatenate([gap_count[gaps], np.ones(len(extra), np.int64)]),
                 step_count=int(step_ends[i] - step_at[i]),
                 makespan_ns=int(end_ns[step_ends[i] - 1]),
-                steps=_step_table(unit, {k: v[steps] for k, v in logs.items()}, arrival_ns[mine], graphs[i])
+                steps=_step_table(
+                    unit,
+                    {k: v[steps] for k, v in logs.items()},
+                    arrival_ns[mine],
+                    lives.last[mine] - step_at[i],
+                    jobs[i].block_size,
+                    graphs[i],
+                )
                 if logs
                 else None,
             )
@@ -230,16 +237,28 @@ def _step_columns(ended: Sequence[Ended], executed: np.ndarray, start_ns: np.nda
     return columns | {"start_ns": start_ns, "end_ns": end_ns}
 
 
-def _step_table(unit: Unit, log: dict[str, np.ndarray], arrival_ns: np.ndarray, graphs: Graphs) -> StepTable:
+def _step_table(
+    unit: Unit, log: dict[str, np.ndarray], arrival_ns: np.ndarray, last: np.ndarray, block_size: int, graphs: Graphs
+) -> StepTable:
+    """`last`: the step of each request's last token, which ends it; it then holds all its tokens but that one."""
     pure = (log["prefill_chunks"] == 0).astype(np.int64)
     tokens = log["prefill_tokens"] + log["decodes"]
     arrived = np.searchsorted(np.sort(arrival_ns), log["start_ns"], side="right")
-    log = log | {
-        "replica": np.full(len(tokens), unit.replica),
-        "padded_tokens": graphs.padded[pure, tokens],
-        "graph_mode": graphs.mode[pure, tokens],
-        "waiting": arrived - log["running"] - log["finished"],
-    }
+    held = -(-(unit.prompt + unit.outputs - 1) // block_size)
+    nothing = dict.fromkeys(LOOKUPS, np.zeros(len(tokens), np.int64))  # no prefixes are reused here
+    log = (
+        nothing
+        | log
+        | {
+            "issued_ns": log["start_ns"],
+            "ended": np.bincount(last, minlength=len(tokens)),
+            "freed_blocks": np.bincount(last, held, len(tokens)).astype(np.int64),
+            "replica": np.full(len(tokens), unit.replica),
+            "padded_tokens": graphs.padded[pure, tokens],
+            "graph_mode": graphs.mode[pure, tokens],
+            "waiting": arrived - log["running"] - log["finished"],
+        }
+    )
     return StepTable(**{field.name: log[field.name] for field in fields(StepTable)})
 
 

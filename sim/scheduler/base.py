@@ -80,7 +80,8 @@ class Batch[R: Request]:
 
     A scheduler that decides row by row lists its `rows` in order, and counts in `follows` how many of its emitting
     rows had their token before from which batch, by `number`: the inter-token latencies. One whose decoding
-    requests are in every batch leaves both out.
+    requests are in every batch leaves both out. Once completed, `delivered` has the requests with their new tokens where
+    a row can yield several, and `dropped` those whose row would have emitted but that had ended before.
     """
 
     __slots__ = (
@@ -106,6 +107,8 @@ class Batch[R: Request]:
         "number",
         "rows",
         "follows",
+        "delivered",
+        "dropped",
     )
 
     def __init__(self) -> None:
@@ -122,6 +125,8 @@ class Batch[R: Request]:
         self.number = -1
         self.rows: Sequence[Row[R]] = ()
         self.follows: dict[int, int] | None = None
+        self.delivered: Sequence[tuple[R, int]] = ()
+        self.dropped: Sequence[R] = ()
 
     @property
     def tokens(self) -> int:
@@ -130,9 +135,9 @@ class Batch[R: Request]:
 
     @property
     def plain(self) -> bool:
-        """Whether rows only decoded: nobody changed place, nothing was prefilled, no block was filled."""
-        return not (
-            self.prefill_tokens or self.finishing or self.preempted or self.emitted or self.filled or not self.decodes
+        """Whether rows only decoded: nobody changed place or was gone, nothing was prefilled, no block was filled."""
+        return bool(self.decodes) and not (
+            self.prefill_tokens or self.finishing or self.preempted or self.emitted or self.filled or self.dropped
         )
 
     def add_chunk(self, prior: int, chunk: int) -> None:

@@ -4,9 +4,22 @@ Each is a small protocol with a plain default. A configuration that needs no mor
 (speculation, cache tiers, transfers, graph padding) declare only what they change.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from sim.scheduler.base import Batch, Request
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Speculative decoding as the scheduler knows it: at most `tokens` drafts a row.
+
+    `lookahead`: the drafter reads the target's hidden states and writes KV of its own (EAGLE, MTP): slots for the
+    drafts are reserved, and the last cached block of a prefix is computed again. Otherwise (n-gram) neither.
+    """
+
+    tokens: int
+    lookahead: bool = True
 
 
 class VisibleState(Protocol):

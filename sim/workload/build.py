@@ -38,15 +38,29 @@ def build_workload(conf: WorkloadConf, seed: int) -> Workload:
         if conf.lengths != "trace"
         else _replayed(conf, seed, len(arrival_ns), trace)
     )
+    priorities = _priorities(conf, seed, len(arrival_ns))
     source = (conf.source,) if conf.source else ()
     return Workload(
         name=conf.name,
         arrival_ns=arrival_ns,
         concurrency=conf.concurrency,
-        provenance=(_arrival_provenance(conf), *content.pop("provenance"), *source),
+        provenance=(_arrival_provenance(conf), *content.pop("provenance"), *priorities.pop("provenance", ()), *source),
         notes=trace.notes if trace is not None else (),
-        **content,
+        **{**content, **priorities},
     )
+
+
+def _priorities(conf: WorkloadConf, seed: int, count: int) -> dict[str, Any]:
+    """A priority for each request, drawn by the shares of `conf`; nothing without them."""
+    if not conf.priorities:
+        return {}
+    bounds = np.cumsum(conf.priorities) / sum(conf.priorities)
+    drawn = draws.stream(seed, draws.PRIORITIES).random(count)
+    shares = ", ".join(f"{share / sum(conf.priorities):.3g}" for share in conf.priorities)
+    return {
+        "priority": np.minimum(np.searchsorted(bounds, drawn, side="right"), len(bounds) - 1),
+        "provenance": (f"priorities from 0, drawn with shares {shares}",),
+    }
 
 
 def _arrivals(conf: WorkloadConf, seed: int, trace: Trace | None) -> Int[np.ndarray, " request"]:
@@ -154,6 +168,7 @@ def _replayed(conf: WorkloadConf, seed: int, count: int, trace: Trace | None) ->
         "output_token_ids": _tuple(rows.output_token_ids),
         "block_hashes": _tuple(rows.block_hashes),
         "hash_block_tokens": rows.hash_block_tokens,
+        "priority": rows.priority,
         "provenance": (*trace.provenance, *(("order: shuffled",) if conf.shuffle else ())),
     }
 

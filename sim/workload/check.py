@@ -34,6 +34,8 @@ COUNTS = {
     "hash_block_tokens": MOST_TOKENS,
 }
 
+MOST_PRIORITIES = 1000
+
 UNTIMED = ("closed_loop", "all_at_once")
 
 
@@ -87,6 +89,10 @@ def _check_numbers(conf: WorkloadConf) -> None:
             f"workload.lengths=zipf wants workload.input_tokens and output_tokens of at most {MOST_ZIPF:,}, "
             f"got {max(conf.input_tokens, conf.output_tokens):,}"
         )
+    if len(conf.priorities) > MOST_PRIORITIES:
+        raise ValueError(f"workload.priorities wants at most {MOST_PRIORITIES:,} classes, got {len(conf.priorities):,}")
+    if conf.priorities and not (0 < sum(conf.priorities) < math.inf and min(conf.priorities) >= 0):
+        raise ValueError(f"workload.priorities wants shares >= 0, some above 0, got {list(conf.priorities)}")
     for key in ("range_ratio", "output_range_ratio"):
         value = getattr(conf, key)
         if value is not None and not 0 <= value <= 1:

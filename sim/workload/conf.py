@@ -1,6 +1,6 @@
 """The schema of the Hydra group `workload`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 DEFAULT_REQUESTS = 1000  # where neither num_requests nor duration_s is given: the default of vLLM's serving benchmark
@@ -37,6 +37,8 @@ class WorkloadConf:
       time_scale: arrival times are multiplied by it (0.5 doubles the load; vLLM's `--timed-trace-sec-multiplier`).
       sort: sort by arrival instead of refusing an unsorted trace. shuffle: random order of a trace's lengths.
       hash_block_tokens: tokens per block hash, where the format's own figure (Mooncake 512, timed_trace 16) is wrong.
+    priorities: shares of requests of priority 0, 1, 2 ... ([0.1, 0.9]: a tenth is urgent), drawn for each, for
+      schedulers that look at it; lower is more urgent. Relative to their sum; empty: those of the trace, or none.
     source: where the numbers of this workload come from; printed with the result.
     """
 
@@ -71,4 +73,5 @@ class WorkloadConf:
     sort: bool = False
     shuffle: bool = False
     hash_block_tokens: int | None = None
+    priorities: list[float] = field(default_factory=list)
     source: str | None = None

@@ -12,7 +12,12 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 
-ARRIVALS, LENGTHS, CONTENT = 0, 1, 2  # separate streams: another rate or process leaves the lengths as they are
+ARRIVALS, LENGTHS, CONTENT, PRIORITIES = (
+    0,
+    1,
+    2,
+    3,
+)  # separate streams: another rate or process leaves the lengths as they are
 
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2, k * high is exact
 _LOG_TERMS = 12
@@ -20,7 +25,7 @@ _EXP_TERMS = 14
 
 
 def stream(seed: int, purpose: int) -> np.random.Generator:
-    """The generator for one purpose (`ARRIVALS`, `LENGTHS`, `CONTENT`) of one seed; independent of the others."""
+    """The generator for one purpose (`ARRIVALS`, `LENGTHS` ...) of one seed; independent of the others."""
     if seed < 0:
         raise ValueError(f"seed wants an integer >= 0, got {seed}")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(purpose,))))

@@ -3,7 +3,17 @@
 import numpy as np
 
 from sim.workload.conf import WorkloadConf
-from sim.workload.source import Head, Source, Trace, integer_rows, json_columns, json_lines, times_ns, tokens
+from sim.workload.source import (
+    Head,
+    Source,
+    Trace,
+    integer_rows,
+    json_columns,
+    json_lines,
+    priorities,
+    times_ns,
+    tokens,
+)
 
 
 KEYS = ("timestamp", "input_length", "output_length")
@@ -32,12 +42,16 @@ def fits(head: Head, block_tokens: int, other_block_tokens: int, fractional: boo
 
 
 def read_hashed(source: Source, conf: WorkloadConf, what: str, unit_ns: float, block_tokens: int) -> Trace:
-    """Times in units of `unit_ns`; the hashes stand for `hash_block_tokens` or else `block_tokens` tokens each."""
+    """Times in units of `unit_ns`; the hashes stand for `hash_block_tokens` or else `block_tokens` tokens each.
+
+    Where every request has a `priority`, it is read too.
+    """
     block = conf.hash_block_tokens or block_tokens
     rows = json_lines(source, conf.limit)
     lines = np.array([number for number, _ in rows])
     hashed = all("hash_ids" in item for _, item in rows)
-    columns = json_columns(source, rows, (*KEYS, "hash_ids") if hashed else KEYS)
+    more = [key for key in ("hash_ids", "priority") if all(key in item for _, item in rows)]
+    columns = json_columns(source, rows, (*KEYS, *more))
     prompt = tokens(source, lines, "input_length", columns["input_length"])
     hashes = integer_rows(source, lines, "hash_ids", columns["hash_ids"]) if hashed else None
     if hashes is not None:
@@ -58,6 +72,7 @@ def read_hashed(source: Source, conf: WorkloadConf, what: str, unit_ns: float, b
         arrival_ns=times_ns(source, lines, "timestamp", columns["timestamp"], unit_ns),
         block_hashes=hashes,
         hash_block_tokens=block if hashed else None,
+        priority=priorities(source, lines, columns.get("priority")),
         provenance=(
             f"lengths: {len(rows)} requests of the {what} trace {source.path}"
             + (f", with hashes of {block}-token blocks" if hashed else ", without block hashes"),

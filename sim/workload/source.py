@@ -18,6 +18,9 @@ from sim.workload.trace import MOST_TOKENS
 LOOKED_AT = 1000
 """Lines of a JSON file that may decide its format."""
 
+MOST_PRIORITY = 1 << 31
+"""Of either sign."""
+
 LARGEST_NS = 9e18
 """Times in a file, whose origin may be a calendar's: what nanoseconds in 64 bits hold."""
 
@@ -61,6 +64,7 @@ class Trace:
     hash_block_tokens: int | None = None
     provenance: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    priority: Int[np.ndarray, " request"] | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -82,6 +86,7 @@ class Trace:
             self.hash_block_tokens,
             self.provenance,
             self.notes if note is None else (*self.notes, note),
+            None if self.priority is None else self.priority[rows],
         )
 
 
@@ -220,6 +225,23 @@ def tokens(
     """Token counts: integers from `least` to `MOST_TOKENS`, given as numbers or text."""
     wanted = f"{what} as an integer >= {least}"
     values = _numbers(source, lines, wanted, cells, MOST_TOKENS, lambda x: (x >= least) & (x == np.floor(x)))
+    return values.astype(np.int64)
+
+
+def priorities(
+    source: Source, lines: Int[np.ndarray, " row"], cells: list[Any] | None
+) -> Int[np.ndarray, " row"] | None:
+    """Priorities, integers of either sign; None where the file has none."""
+    if cells is None:
+        return None
+    values = _numbers(
+        source,
+        lines,
+        "priority as an integer",
+        cells,
+        MOST_PRIORITY,
+        lambda x: (x >= -MOST_PRIORITY) & (x == np.floor(x)),
+    )
     return values.astype(np.int64)
 
 

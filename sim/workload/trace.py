@@ -22,6 +22,7 @@ class Workload:
     or an open process under a cap) request i is sent at `max(arrival_ns[i], when fewer than K are outstanding)`.
     `token_ids`, `output_token_ids` and `block_hashes` (one array per request) carry content for prefix reuse, or are
     None; each entry of `block_hashes` stands for `hash_block_tokens` prompt tokens and everything before them.
+    `priority` orders requests where a scheduler looks at it, lower is more urgent; None: all alike.
     `digest` is the SHA-256 of the arrays and the concurrency, computed where it is not given; `provenance` says where
     lengths and arrivals come from; `notes` what was dropped or left unused on the way.
     Arrays that contradict this raise `ValueError`.
@@ -39,10 +40,13 @@ class Workload:
     provenance: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
     output_token_ids: tuple[np.ndarray, ...] | None = None
+    priority: Int[np.ndarray, " request"] | None = None
 
     def __post_init__(self) -> None:
         for key in ("arrival_ns", "prompt_tokens", "output_tokens"):
             object.__setattr__(self, key, np.ascontiguousarray(getattr(self, key), dtype=np.int64))
+        if self.priority is not None:
+            object.__setattr__(self, "priority", np.ascontiguousarray(self.priority, dtype=np.int64))
         for key in ("token_ids", "output_token_ids", "block_hashes"):
             if getattr(self, key) is not None:
                 object.__setattr__(self, key, tuple(np.asarray(row, dtype=np.int64) for row in getattr(self, key)))
@@ -55,7 +59,7 @@ class Workload:
 
     def _check(self) -> None:
         requests = len(self.arrival_ns)
-        for key in ("prompt_tokens", "output_tokens", "token_ids", "output_token_ids", "block_hashes"):
+        for key in ("prompt_tokens", "output_tokens", "token_ids", "output_token_ids", "block_hashes", "priority"):
             value = getattr(self, key)
             if value is not None and len(value) != requests:
                 raise ValueError(
@@ -82,7 +86,9 @@ class Workload:
         # Name, type and length go in front of every array, so that no two different workloads share a byte string.
         state = hashlib.sha256(b"headway workload 1\n")
         state.update(f"concurrency {self.concurrency} hash_block_tokens {self.hash_block_tokens}\n".encode())
-        for key in ("arrival_ns", "prompt_tokens", "output_tokens"):
+        for key in ("arrival_ns", "prompt_tokens", "output_tokens", "priority"):
+            if getattr(self, key) is None:
+                continue
             state.update(f"{key} <i8 {len(self)}\n".encode())
             state.update(getattr(self, key).astype("<i8").tobytes())
         for key in ("token_ids", "output_token_ids", "block_hashes"):

@@ -53,7 +53,11 @@ def test_expert_parallel():
             r"2 ranks of NVIDIA L40S have to talk, .* give hardware.pcie.kind .* lower deployment.tensor_parallel",
         ),
         ({"tensor_parallel": 0}, r"deployment.tensor_parallel must be at least 1, got 0\."),
-        ({"pipeline_parallel": 2}, r"pipeline stages cannot be simulated yet, got deployment.pipeline_parallel=2"),
+        ({"pipeline_parallel": 33}, r"pipeline parallel size must be between 1 and the 32 layers, got 33"),
+        (
+            {"pipeline_parallel": 2, "device": replace(load_device("l40s"), pcie=LinkConf())},
+            r"2 ranks of NVIDIA L40S have to talk, .* lower deployment.pipeline_parallel",
+        ),
         ({"tensor_parallel": 3}, r"tensor parallel size 3 does not divide the 32 attention heads"),
         ({"tensor_parallel": 16}, r"tensor_parallel=16 needs more NVIDIA H100 SXM 80GB than the 8"),
         ({"expert_parallel": True}, r"expert_parallel is set, but llama-3.1-8b has no experts"),
@@ -92,6 +96,27 @@ def test_what_is_not_modelled():
     assert any("draft" in sentence for sentence in routed.not_modelled)
     assert any("uneven" in sentence for sentence in routed.not_modelled)
     assert any("priced as a GPU" in sentence for sentence in build(device="tpu-v5p").not_modelled)
+
+
+def test_pipeline_stages():
+    plan = build(tensor_parallel=2, pipeline_parallel=4, replicas=3)
+    assert plan.gpus == 24
+    assert len(plan.stages) == 4
+    assert [float(stage.attention.count.sum()) for stage in plan.stages] == [8, 8, 8, 8]
+    assert plan.hand_over is not None and plan.tokens_back is not None
+    assert plan.engine.pipeline_parallel == 4
+    found = rows(plan)
+    assert found["pipeline stages"][0] == "8 + 8 + 8 + 8 layers, embedding first, head and sampler last"
+    assert found["batches in the pipeline"][0].startswith("4, one at a time: the first stage waits")
+    assert rows(build(version="0.33.0", pipeline_parallel=4))["batches in the pipeline"][0].startswith("5; scheduled")
+    assert any("until the next one can receive" in sentence for sentence in plan.not_modelled)
+    assert build().hand_over is None
+
+
+def test_pipeline_stages_want_vllms_scheduler():
+    engine = replace(load_engine("vllm", "0.19.0"), scheduler="orca")
+    with pytest.raises(ValueError, match="with the scheduler of vllm only, got deployment.pipeline_parallel=2 with en"):
+        compile_plan(load_model("llama-3.1-8b"), load_device("h100-sxm"), engine, DeploymentConf(pipeline_parallel=2))
 
 
 def test_host_time_is_hidden_by_scheduling_ahead():

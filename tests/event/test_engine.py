@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
+import sim.event.run as run_module
+import sim.scheduler.vllm as vllm
 from sim.event.cluster import Stuck
+from sim.event.pricer import Pricer
 from sim.event.run import run_exact
+from sim.memory.shape import GroupShape
 from sim.report.result import FINISHED, REJECTED
+from sim.scheduler.base import Batch
 from sim.scheduler.vllm import ContinuousBatching
 from sim.workload.trace import Workload
 
@@ -55,7 +60,10 @@ def test_arrival_waits_for_the_step_that_is_running():
 
 
 def test_async_arrival_waits_for_two_steps():
-    """Two batches in flight: at 5 ms, batch 0 runs and batch 1 is issued; the arrival rides in batch 2 [20, 30]."""
+    """Two batches in flight: at 5 ms, batch 0 runs and batch 1 is issued; the arrival rides in batch 2 [20, 30].
+
+    Its TTFT is the rest of batch 0 (5 ms), all of batch 1 (10 ms) and its own (10 ms).
+    """
     settings = make_settings(async_scheduling=True)
     run = run_exact(workload([0, 5], [10, 10], [4, 1]), settings, constant(10e-3), num_gpu_blocks=100)
     assert run.requests.scheduled_ns.tolist() == [0, 10 * MS]
@@ -140,11 +148,6 @@ def test_host_time_is_hidden_behind_a_longer_step():
     assert short.steps.start_ns.tolist() == [4 * MS, 8 * MS, 12 * MS, 16 * MS]
 
 
-def test_deeper_queues_are_refused():
-    with pytest.raises(ValueError, match="at most 2 batches in flight can be simulated, got 4"):
-        run_exact(workload([0], [1], [1]), make_settings(batches_in_flight=4), constant(1e-3), num_gpu_blocks=9)
-
-
 def test_arrivals_late_on_the_clock():
     """Arrivals nine years apart: times are exact integers all the way."""
     late = 9 * 365 * 86_400 * 1000
@@ -166,6 +169,22 @@ def test_prefix_is_found_again():
     assert on.requests.cached_tokens.tolist() == [0, 32]
     assert off.requests.cached_tokens.tolist() == [0, 0]
     assert on.steps.prefill_tokens.sum() == 40 + 8
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_pool_too_small_for_one_request_is_stuck(rows):
+    """The engine admits it in chunks, runs out of blocks, preempts it and starts again: for ever, with a sentence."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "servable_tokens", lambda prompt, outputs, *more: outputs)
+        if rows:
+            patch.setattr(vllm, "takes_fast_path", lambda *_: False)
+        settings = make_settings(max_num_batched_tokens=16)
+        with pytest.raises(
+            Stuck, match="preempted 10,001 times without a token .* its 3 KV blocks are too few for one"
+        ):
+            run_exact(workload([0], [60], [4]), settings, constant(1e-3), num_gpu_blocks=4)
+        with pytest.raises(Stuck, match="empty batches in a row, .* with 3 of 3 KV blocks free it may wait for blocks"):
+            run_exact(workload([0], [40], [20]), make_settings(), constant(1e-3), num_gpu_blocks=4)
 
 
 drawn = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 150), st.integers(1, 60)), min_size=1, max_size=30)
@@ -224,6 +243,35 @@ def test_repeated_steps_change_nothing(rows, blocks, asynchronous, content, conc
 
 
 @hypothesis_settings(max_examples=40, deadline=None)
+@given(
+    rows=drawn,
+    blocks=st.integers(11, 40),
+    asynchronous=st.booleans(),
+    reserve=st.booleans(),
+    concurrency=st.one_of(st.none(), st.integers(1, 5)),
+)
+def test_row_by_row_takes_the_same_time(rows, blocks, asynchronous, reserve, concurrency):
+    """The scheduler that decides row by row gives the same run as the fast path: times, steps and inter-token gaps."""
+    w = workload(*map(list, zip(*sorted(rows), strict=True)), concurrency=concurrency)
+    settings = make_settings(async_scheduling=asynchronous, reserve_full_input=reserve, max_num_seqs=5)
+    fast = run_exact(w, settings, make_table(), num_gpu_blocks=blocks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm, "takes_fast_path", lambda *_: False)
+        slow = run_exact(w, settings, make_table(), num_gpu_blocks=blocks)
+    for name in ("requests", "steps"):
+        for field in dataclasses.fields(getattr(fast, name)):
+            mine, other = (getattr(getattr(run, name), field.name) for run in (fast, slow))
+            assert np.array_equal(mine, other), field.name
+    assert gaps(fast) == gaps(slow)
+
+
+def gaps(run) -> dict[int, int]:
+    """How often each inter-token latency occurred."""
+    values, inverse = np.unique(run.itl_ns, return_inverse=True)
+    return dict(zip(values.tolist(), np.bincount(inverse, run.itl_count).tolist(), strict=True))
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
 @given(rows=drawn, blocks=st.integers(8, 40), asynchronous=st.booleans(), reserve=st.booleans())
 def test_counted_and_named_blocks_decide_alike(rows, blocks, asynchronous, reserve):
     """With content that never repeats, blocks with identity and counted blocks give the same run."""
@@ -256,3 +304,47 @@ def test_littles_law():
     r, s = run.requests, run.steps
     assert s.preempted.sum() == 0
     assert (s.running * (s.end_ns - s.start_ns)).sum() == (r.finish_ns - r.scheduled_ns).sum()
+
+
+def test_windows_give_blocks_back():
+    """Prompt 200 in chunks of 64, window 32, block 16: one table of all tokens, one of what the window reaches."""
+    full, sliding = GroupShape("full", 16), GroupShape("swa", 16, 32)
+    w = workload([0], [200], [60])
+    alone = run_exact(w, make_settings(), constant(1e-3), num_gpu_blocks=100, groups=(full,))
+    both = run_exact(w, make_settings(), constant(1e-3), num_gpu_blocks=100, groups=(full, sliding))
+    assert np.array_equal(alone.requests.finish_ns, both.requests.finish_ns)
+    extra = alone.steps.free_blocks - both.steps.free_blocks
+    assert extra[0] == 4  # the first chunk: 64 tokens
+    # a row that computes token t (from 0) reads t - 31 ... t: 2 or 3 blocks, and blocks behind are given back
+    assert set(extra[5:].tolist()) <= {2, 3}
+
+
+def test_the_urgent_are_served_first():
+    """One seat: of two that wait, the later but more urgent one goes first under the policy `priority`."""
+    w = workload([0, 1, 2], [10, 10, 10], [2, 2, 2], priority=np.array([0, 5, -1]))
+    by_arrival = run_exact(w, make_settings(max_num_seqs=1), constant(10e-3), num_gpu_blocks=99)
+    urgent = run_exact(
+        w, make_settings(max_num_seqs=1, scheduling_policy="priority"), constant(10e-3), num_gpu_blocks=99
+    )
+    assert (by_arrival.requests.finish_ns // MS).tolist() == [20, 40, 60]
+    assert (urgent.requests.finish_ns // MS).tolist() == [20, 60, 40]
+
+
+def test_the_shape_of_a_batch_may_be_told():
+    """A hook that pads every batch to 32 tokens, eager: 1 ms per token."""
+    table = make_table(base_s=0.0, token_s=1e-3, row_s=0.0)
+    batch = Batch()
+    batch.add_decode(100)
+    batch.emitting = 1
+    assert Pricer(table, make_settings())(batch) == (1 * MS, 1, 0)
+    assert Pricer(table, make_settings(), lambda _: (32, 0))(batch) == (32 * MS, 32, 0)
+
+
+def test_rows_that_sample_nothing_cost_no_row():
+    """Two decodes of which one emits: 10 ms + 1 ms per token + 5 ms per emitting row."""
+    table = make_table(base_s=10e-3, token_s=1e-3, row_s=5e-3)
+    batch = Batch()
+    batch.add_decode(100)
+    batch.add_decode(50)
+    batch.emitting = 1
+    assert Pricer(table, make_settings())(batch)[0] == 17 * MS

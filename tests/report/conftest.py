@@ -2,11 +2,21 @@
 
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
-from sim.report.result import FINISHED, REJECTED, MemoryReport, MemoryTerm, RequestTable, SimulationResult, StepTable
+from sim.report.result import (
+    FINISHED,
+    LOOKUPS,
+    REJECTED,
+    MemoryReport,
+    MemoryTerm,
+    RequestTable,
+    SimulationResult,
+    StepTable,
+)
 from sim.workload.trace import Workload
 
 
@@ -150,6 +160,7 @@ def run_toy(
                 )
             )
             parts.append(cost)
+            ended = freed = 0
             for sequence, chunk in batch:
                 sequence.computed += chunk
                 if sequence.computed < sequence.target:
@@ -164,7 +175,9 @@ def run_toy(
                 if sequence.emitted == sequence.outputs:
                     columns["finish"][sequence.index] = end
                     running.remove(sequence)
+                    ended, freed = ended + 1, freed + held[sequence.index]
                     free += held.pop(sequence.index)
+            rows[-1] += (now, ended, freed, *(0 for _ in LOOKUPS))
             now = end
     by_component = np.array(parts).reshape(len(parts), len(COMPONENTS)).T
     return SimulationResult(
@@ -181,7 +194,7 @@ def run_toy(
             replica=np.arange(requests) % replicas,
             status=status,
         ),
-        steps=StepTable(*np.array(rows, float).reshape(-1, 19).T.astype(np.int64)),
+        steps=StepTable(*np.array(rows, float).reshape(-1, len(fields(StepTable))).T.astype(np.int64)),
         itl_ns=np.array(sorted(gaps), np.int64),
         itl_count=np.array([gaps[key] for key in sorted(gaps)], np.int64),
         components_s=dict(zip(COMPONENTS, by_component, strict=True)),
@@ -295,6 +308,10 @@ def make_three(**changes: object) -> SimulationResult:
             waiting=numbers(0, 1, 0),
             free_blocks=numbers(90, 70, 50),
             preempted=numbers(0, 0, 2),
+            issued_ns=ms(0, 100, 500),
+            ended=numbers(0, 1, 2),
+            freed_blocks=numbers(0, 2, 48),
+            **{name: numbers(0, 0, 0) for name in LOOKUPS},
         ),
         "itl_ns": ms(100, 200),
         "itl_count": numbers(5, 1),

@@ -1,24 +1,24 @@
 """The oracle itself: hand-worked, and against recorded schedules of the real engine."""
 
-import gzip
-import json
-
 import pytest
 
+from calibration.conformance.scenario import prompt_tokens, read_scenario
+from calibration.conformance.sets import find_sets
+from calibration.conformance.trace import read_steps
 from tests.scan.conftest import make_job
 from tests.scan.oracle import Asked, Rules, simulate
 
 
 def is_covered(scenario) -> bool:
     """First come first served, chunked prefill, no prefix reuse, drafts, threshold or aborts."""
-    config = scenario["config"]
+    config = scenario.config
     return (
         not config["enable_prefix_caching"]
         and not config["spec"]
         and config["policy"] == "fcfs"
         and not config["long_prefill_token_threshold"]
         and config["enable_chunked_prefill"]
-        and not any("abort_step" in request for request in scenario["requests"])
+        and not any("abort_step" in request for request in scenario.requests)
     )
 
 
@@ -30,20 +30,19 @@ def test_recorded_schedules(shared, version, scenarios, calls):
     folder = shared / "data" / "schedules" / f"vllm-{version}-sync"
     if not folder.is_dir():
         pytest.skip(f"no recorded schedules of {version}")
+    (recorded,) = find_sets(folder)
     covered = replayed = 0
-    for path in sorted((folder / "scenarios").glob("*.json.gz")):
-        with gzip.open(path) as file:
-            scenario = json.load(file)
+    for pair in recorded.pairs:
+        scenario = read_scenario(pair.scenario)
         if not is_covered(scenario):
             continue
         covered += 1
-        with gzip.open(folder / "traces" / path.name.replace(".json.", ".jsonl.")) as file:
-            replayed += replay(scenario, map(json.loads, file), reserve=version != "0.10.2")
+        replayed += replay(scenario, read_steps(pair.trace), reserve=version != "0.10.2")
     assert (covered, replayed) == (scenarios, calls)
 
 
 def replay(scenario, lines, reserve: bool) -> int:
-    config = scenario["config"]
+    config = scenario.config
     rules = Rules(
         seats=config["max_num_seqs"],
         budget=config["max_num_batched_tokens"],
@@ -52,10 +51,10 @@ def replay(scenario, lines, reserve: bool) -> int:
         usable_blocks=config["num_gpu_blocks"] - 1,
         reserve=reserve,
     )
-    names = [request["id"] for request in scenario["requests"]]
+    names = [request["id"] for request in scenario.requests]
     asked = {
-        request["id"]: Asked(i, sum(length for _, _, length in request["prompt"]), request["max_tokens"])
-        for i, request in enumerate(scenario["requests"])
+        request["id"]: Asked(i, prompt_tokens(request), request["max_tokens"])
+        for i, request in enumerate(scenario.requests)
     }
     calls = 0
     for line in lines:

@@ -94,8 +94,14 @@ def test_measured_against_predicted(headway, recorded):
     assert rows["tpot", "mean"]["predicted"] > 0
     assert any("token ids come from three.jsonl" in note for note in found["notes"])
     assert not any("prefix hits" in sentence for sentence in found["not_modelled"])
+    steps = found["steps"]
+    assert steps["simulated_depth"] == 2
+    # three requests that never meet: the last token is 4, 5 and 6 steps after the first; a pair of instants each
+    assert [(one["depth"], one["differences"]) for one in steps["depths"]["measured"]] == [(1, 3), (2, 3), (3, 3)]
+    assert [(one["steps"], round(one["measured_ms"])) for one in steps["intervals"]] == [(4, 150), (5, 150), (6, 150)]
     text = headway("validate", f"run={recorded}", "hardware=l40s").out
     assert "NVIDIA L40S" in text and "measured" in text
+    assert "The times do not tell the depth." in text and "decode, 1-3 running" in text
 
 
 def test_without_the_dataset_prefix_hits_are_said_to_be_missing(headway, recorded):

@@ -45,6 +45,7 @@ def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> s
             "headline": headline(result, metrics),
             "latency_table": latency_table(metrics),
             "slo": slo_html(result, metrics),
+            "hits": hits_html(metrics),
             "step_note": step_note(metrics),
             "replicas": replica_table(result),
             "memory": memory_html(result),
@@ -171,6 +172,24 @@ def headline(result: SimulationResult, metrics: Metrics) -> str:
     return '<dl class="headline">' + "".join(figures) + "</dl>"
 
 
+def hits_html(metrics: Metrics) -> str:
+    """The place of the hit-rate chart, with the run's totals; nothing where no prefix was looked up."""
+    found = metrics.prefix_cache
+    if found is None:
+        return ""
+    rate, whole = (
+        quantity(None if share is None else 100 * share) for share in (found.hit_rate, found.hit_rate_with_preempted)
+    )
+    words = f"{rate}% of the {found.queries:,} tokens looked up"
+    if found.preempted_lookups:
+        words += f"; {whole}% with the look-ups of requests that had been preempted"
+    words += f". At first admission: {metrics.cached_tokens:,} tokens"
+    return (
+        f"<figure><figcaption>Prefix cache hits <span>{words}</span></figcaption>"
+        '<div class="chart" id="time-hits"></div></figure>'
+    )
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """An HTML table of cells that are HTML already; the first column heads the row."""
     body = "".join(
@@ -231,7 +250,7 @@ def replica_table(result: SimulationResult) -> str:
     rows = []
     for r in range(result.replicas):
         mine, here = np.asarray(requests.replica) == r, np.asarray(steps.replica) == r
-        span_s = (np.asarray(steps.end_ns) - np.asarray(steps.start_ns))[here].sum() / 1e9
+        span_s = result.busy_ns[here].sum() / 1e9
         used = 1 - np.asarray(steps.free_blocks)[here] / max(result.num_gpu_blocks, 1)
         rows.append(
             [

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from sim.report.engine_log import hit_rates
+from sim.report.hit_rate import looked_up
 from sim.report.metrics import Latencies, Metrics, latencies
 from sim.report.percentile import weighted_percentiles
 from sim.report.result import SimulationResult
@@ -120,8 +122,17 @@ def _time(result: SimulationResult) -> dict[str, Any] | None:
         "marks": rounded((start_ns[shown] - t0_ns) / NS_PER_S, 7),
         "marks_total": int(np.sum(steps.preempted)),
         "components": components,
+        "hits": _hits(result, t0_ns + np.append(found.t_s, found.t_s[-1] + width_s) * NS_PER_S),
         "seats": _number(result.settings.get("max_num_seqs"), result.replicas),
     }
+
+
+def _hits(result: SimulationResult, edges_ns: np.ndarray) -> dict[str, Any] | None:
+    """Hit rate of the prefix cache, in each bin and as vLLM's log reports it."""
+    if not looked_up(result.steps):
+        return None
+    in_bin, reported = hit_rates(result, edges_ns)
+    return {"bin": rounded(in_bin), "logged": rounded(reported) if result.log.get("format") == "vllm" else None}
 
 
 def _number(value: Any, times: int) -> float | None:

@@ -135,7 +135,7 @@ if (time) {
         chart.positions = centre.map(x);
       },
       read: (i) => ({ when: when(i), rows: series.map((s) => ({ name: s.name, color: s.color, value: (extra.text || format)(s.values[i]) })).concat(extra.rows ? extra.rows(i) : []) }),
-      dots: (i, chart) => series.map((s) => ({ y: chart.sy(s.values[i]), color: s.color })),
+      dots: (i, chart) => series.map((s) => ({ y: s.values[i] === null ? null : chart.sy(s.values[i]), color: s.color })),
     });
     group.push(chart);
   };
@@ -153,7 +153,12 @@ if (time) {
       node(chart.svg, "text", { x: chart.box.right, y: y(limit) - 5, "text-anchor": "end" }, `${format(limit)} seats`);
     },
   });
-  const percent = (v) => format(100 * v) + "%";
+  const percent = (v) => (v === null ? "–" : format(100 * v) + "%");
+  if (time.hits) {
+    const rates = [{ name: "look-ups of the interval", values: time.hits.bin, color: color("second") }];
+    if (time.hits.logged) rates.push({ name: "as logged: the last 1,000 look-ups", values: time.hits.logged, color: color("main") });
+    timeChart("time-hits", "Prefix cache hit rate over time", rates, { height: 116, count: 2, top: 1, text: percent });
+  }
   const legend = [{ name: "peak", color: color("main-fill") }, { name: "mean", color: color("main") }];
   if (time.marks_total) legend.push({ name: `preemptions (${time.marks_total.toLocaleString("en-US")})`, color: color("alert"), tick: true });
   timeChart("time-kv", `KV cache use over time, ${time.marks_total} preemptions`, [{ name: "mean", values: time.kv_mean, color: color("main") }], {

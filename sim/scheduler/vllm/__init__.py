@@ -1,14 +1,64 @@
-"""vLLM V1's continuous batching, by version."""
+"""vLLM V1's continuous batching, by version: a fast path, and row by row for everything else."""
+
+from dataclasses import dataclass
 
 from sim.deployment.engine import EngineSettings
 from sim.memory.blocks import CountedBlocks
+from sim.memory.cache import KVCache
 from sim.memory.prefix import PrefixBlocks
 from sim.memory.shape import CacheShape
+from sim.scheduler.base import Scheduler
+from sim.scheduler.hooks import Drafting, Progress
+from sim.scheduler.options import at_least, one_of, read_options
 from sim.scheduler.vllm.continuous import ContinuousBatching as ContinuousBatching, DecodingRequest as DecodingRequest
+from sim.scheduler.vllm.request import RowRequest as RowRequest, VllmBatch as VllmBatch, VllmRow as VllmRow
+from sim.scheduler.vllm.rows import RowBatching as RowBatching
 
 
-def make(settings: EngineSettings, cache: CacheShape) -> ContinuousBatching:
-    """One replica's scheduler. With a named cache, blocks have an identity and prefixes are reused."""
+POLICIES = ("fcfs", "priority")
+SUPPORTS = ("enable_prefix_caching", "hybrid_kv_cache", "long_prefill_token_threshold")
+
+
+@dataclass(frozen=True)
+class Options:
+    """`watermark`: share of all blocks kept free at admission while a request runs (vLLM 0.33)."""
+
+    watermark: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least(0.0, watermark=self.watermark)
+        if self.watermark >= 1:
+            raise ValueError(f"watermark must be below 1, got {self.watermark:g}.")
+
+
+def make(settings: EngineSettings, cache: CacheShape) -> Scheduler:
+    """One replica's scheduler: the fast path where it makes the same decisions, otherwise row by row.
+
+    `ValueError` for a policy or an option that vLLM, or this version of it, does not have.
+    """
+    one_of(POLICIES, **{"engine.scheduling_policy": settings.scheduling_policy})
+    return make_fast(settings, cache) if takes_fast_path(settings, cache) else make_rows(settings, cache)
+
+
+def takes_fast_path(settings: EngineSettings, cache: CacheShape) -> bool:
+    """Whether no rule is needed that only the row-by-row scheduler has.
+
+    First come first served, no threshold, no watermark, one table of full attention, and either one batch at a time
+    or a single stage scheduled one batch ahead.
+    """
+    return (
+        settings.scheduling_policy == "fcfs"
+        and settings.long_prefill_token_threshold == 0
+        and watermark_blocks(settings, cache) == 0
+        and len(cache.groups) == 1
+        and cache.groups[0].kind in ("full", "mla")
+        and settings.pipeline_parallel == 1
+        and settings.batches_in_flight == (2 if settings.async_scheduling else 1)
+    )
+
+
+def make_fast(settings: EngineSettings, cache: CacheShape) -> ContinuousBatching:
+    """The fast path. With a named cache, blocks have an identity and prefixes are reused."""
     profile = settings.profile
     blocks: CountedBlocks[DecodingRequest] | PrefixBlocks[DecodingRequest]
     if cache.named:
@@ -24,4 +74,41 @@ def make(settings: EngineSettings, cache: CacheShape) -> ContinuousBatching:
         chunked_prefill=settings.chunked_prefill,
         skip_oversized=profile.scheduling.skip_oversized,
         register_on_output=settings.async_scheduling,
+        count_refused=not profile.cache.counts_admitted_only,
     )
+
+
+def make_rows(
+    settings: EngineSettings,
+    cache: CacheShape,
+    *,
+    progress: Progress | None = None,
+    drafting: Drafting | None = None,
+) -> RowBatching:
+    """Row by row, whatever the settings; blocks always have an identity."""
+    ahead = settings.batches_in_flight if settings.async_scheduling else 1
+    blocks = KVCache(
+        cache,
+        settings.profile.cache,
+        reuse=settings.prefix_caching and cache.named,
+        max_model_len=settings.max_model_len,
+        ahead_tokens=ahead * settings.max_num_batched_tokens,
+        eagle=drafting is not None and drafting.lookahead,
+    )
+    return RowBatching(
+        settings, blocks, progress=progress, drafting=drafting, watermark_blocks=watermark_blocks(settings, cache)
+    )
+
+
+def watermark_blocks(settings: EngineSettings, cache: CacheShape) -> int:
+    """Blocks kept free at admission while a request runs: a share of all, the null block included.
+
+    `ValueError` for options that are none, a share outside [0, 1), or a version without a watermark.
+    """
+    share = read_options(Options, settings.scheduler_options, "the scheduler vllm").watermark
+    if share and not settings.profile.scheduling.watermark:
+        raise ValueError(
+            f"vLLM {settings.version} keeps no blocks free at admission, got engine.scheduler_options.watermark="
+            f"{share:g}: leave it out, or choose a later engine.version."
+        )
+    return int(share * (cache.usable_blocks + 1))

@@ -19,6 +19,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from sim.memory.blocks import CountedBlocks
+from sim.memory.hits import HitStats
 from sim.memory.prefix import PrefixBlocks
 from sim.scheduler.base import Batch, Request
 
@@ -56,6 +57,8 @@ class ContinuousBatching:
       pass, or with `skip_oversized` (vLLM 0.10) is passed over.
     - `register_on_output`: blocks filled by decoding become findable with their output (async scheduling), not when
       scheduled.
+    - `count_refused`: `hit_stats` has every look-up, also those of requests that were then not admitted and are tried
+      again in the next call; otherwise (vLLM 0.28 on) only those of admitted requests.
     """
 
     request_type = DecodingRequest
@@ -71,6 +74,7 @@ class ContinuousBatching:
         chunked_prefill: bool = True,
         skip_oversized: bool = False,
         register_on_output: bool = False,
+        count_refused: bool = True,
     ):
         self.blocks = blocks
         self.max_num_seqs = max_num_seqs
@@ -80,6 +84,8 @@ class ContinuousBatching:
         self.chunked_prefill = chunked_prefill
         self.skip_oversized = skip_oversized
         self.register_on_output = register_on_output
+        self.count_refused = count_refused
+        self.hit_stats = HitStats()
         self.waiting: deque[DecodingRequest] = deque()
         self.running: dict[int, DecodingRequest] = {}
         self._partial: DecodingRequest | None = None
@@ -91,6 +97,10 @@ class ContinuousBatching:
         self._longest: list[tuple[int, int, DecodingRequest]] = []
         self._joined = 0
         self._batch: Batch[DecodingRequest] = Batch()
+        self._repeatable: Batch[DecodingRequest] | None = None
+        self._refused: list[tuple[int, int, bool]] = []
+        self._reorders = False
+        self._any_aborted = False
 
     @property
     def unfinished(self) -> int:
@@ -111,10 +121,26 @@ class ContinuousBatching:
         """Put a new request at the end of the waiting queue."""
         self.waiting.append(request)
 
+    def abort(self, request: DecodingRequest) -> None:
+        """Take an unfinished request out and free its blocks; what is under way for it is thrown away."""
+        self._repeatable = None
+        self._any_aborted = True
+        if self.running.pop(request.index, None) is None:
+            self.waiting.remove(request)
+        elif request is self._partial:
+            self._partial = None
+            self.blocks.release(request, request.computed)
+        else:
+            self.blocks.release(request, self._stop_decoding(request, self._call))
+        request.left = 0
+
     def schedule(self) -> Batch[DecodingRequest]:
         """Decide the next batch: running requests first, then the head of the queue."""
         batch: Batch[DecodingRequest] = Batch()
         self._batch = batch
+        if self._refused:
+            self._refused = []
+        self._reorders = False
         self._call = call = self._call + 1
         if self._decodes:
             self.blocks.grow_decodes(call, self._preempt_last)
@@ -133,6 +159,7 @@ class ContinuousBatching:
         if batch.emitted:
             for request in batch.emitted:
                 self._join_decoding(request)
+        self._repeatable = batch if self._partial is None and not self._reorders else None
         batch.running = len(self.running)
         batch.waiting = len(self.waiting)
         batch.free_blocks = self.blocks.free
@@ -141,12 +168,15 @@ class ContinuousBatching:
     def repeat(self, batch: Batch[DecodingRequest]) -> bool:
         """Make the next call if it only decodes the rows of `batch` again: nobody ends, no block is short.
 
-        A blocked head of the queue stays blocked: seats and budget are as before, and blocks only get fewer.
+        A blocked head of the queue stays blocked: seats and budget are as before, and blocks only get fewer. It is
+        looked up in vain once more, and finds what it found before, because no block has changed its content.
         """
         call = self._call + 1
-        if call in self._ends or self._partial is not None or not self.blocks.grow_quietly(call):
+        if batch is not self._repeatable or call in self._ends or not self.blocks.grow_quietly(call):
             return False
         self._call = call
+        for refused in self._refused:
+            self.hit_stats.count(*refused)
         rows = batch.decodes
         batch.decode_sumsq += 2 * batch.decode_sum + rows
         batch.decode_sum += rows
@@ -160,6 +190,9 @@ class ContinuousBatching:
             for request, tokens in batch.filled:
                 if request.index in self.running:
                     self.blocks.register(request, tokens)
+        if self._any_aborted:
+            batch.emitted = [request for request in batch.emitted if request.left]
+            batch.finishing = [request for request in batch.finishing if request.left]
         for request in batch.finishing:
             if self.running.pop(request.index, None) is None:
                 # preempted while its last token was under way: it ends in the waiting queue, without blocks
@@ -179,12 +212,10 @@ class ContinuousBatching:
         while longest[0][2].last_step < call or longest[0][2].key != -longest[0][0]:
             heappop(longest)
         batch.decode_max = call - longest[0][0]
-        filled = self.blocks.filled(call)
-        if filled:
-            batch.filled = [(request, request.key + call) for request in filled]
-            if not self.register_on_output:
-                for request, tokens in batch.filled:
-                    self.blocks.register(request, tokens)
+        if self.register_on_output:
+            batch.filled = [(request, request.key + call) for request in self.blocks.filled(call)]
+        else:
+            self.blocks.fill_decodes(call)
 
     def _join_decoding(self, request: DecodingRequest) -> None:
         """Its prefill completes in this call: from the next one on it has a row per call, until `last_step`."""
@@ -212,6 +243,16 @@ class ContinuousBatching:
         self._key_squares -= key * key
         self.blocks.leave(request)
 
+    def _stop_decoding(self, request: DecodingRequest, issued: int) -> int:
+        """It has no row after call `issued`, if it had any still to come; returns the tokens it holds."""
+        if request.last_step > issued:
+            self._ends[request.last_step].remove(request)
+            self._leave_decoding(request)
+        else:
+            issued = request.last_step
+        request.last_step = -1
+        return request.key + issued
+
     def _preempt_last(self) -> DecodingRequest:
         """The most recently admitted request loses its blocks and goes to the front of the queue."""
         _, request = self.running.popitem()
@@ -220,18 +261,11 @@ class ContinuousBatching:
             held = request.computed
         else:
             # it emitted one token in each call since its prefill; a token still under way lands before any resume
-            issued = self._call - 1
-            if request.last_step > issued:
-                self._ends[request.last_step].remove(request)
-                self._leave_decoding(request)
-            else:
-                issued = request.last_step
-            held = request.key + issued
+            held = self._stop_decoding(request, self._call - 1)
             emitted = held + 1 - request.target
             if emitted < request.left:
                 request.target += emitted
                 request.left -= emitted
-            request.last_step = -1
             self._batch.interrupted = [*self._batch.interrupted, request]
         self.blocks.release(request, held)
         request.computed = 0
@@ -264,22 +298,27 @@ class ContinuousBatching:
         passed_over: list[DecodingRequest] = []
         while waiting and budget > 0 and len(running) < self.max_num_seqs:
             request = waiting[0]
-            cached = blocks.lookup(request)
+            hits = blocks.lookup(request)
+            cached = len(hits) * blocks.block_size
             chunk = request.target - cached
             if chunk > budget:
                 if not self.chunked_prefill:
+                    self._refuse(request, cached)
                     if not self.skip_oversized:
                         break
                     passed_over.append(waiting.popleft())
                     continue
                 chunk = budget
-            if self.reserve_full_input and not blocks.fits(request, min(request.target, self.max_model_len)):
+            end = cached + chunk
+            room = min(request.target, self.max_model_len) if self.reserve_full_input else end
+            if not blocks.admit(request, hits, end, room):
+                self._refuse(request, cached)
                 break
-            if not blocks.admit(request, cached + chunk):
-                break
+            if blocks.reuse:
+                self.hit_stats.count(request.target, cached, request.preemptions > 0)
             waiting.popleft()
             running[request.index] = request
-            request.computed = cached + chunk
+            request.computed = end
             if request.preemptions == 0:
                 request.cached = cached
             budget -= chunk
@@ -292,3 +331,11 @@ class ContinuousBatching:
         if admitted:
             batch.admitted, batch.emitted = admitted, emitted
         waiting.extendleft(passed_over)  # vLLM 0.10 puts them back in reversed order
+        self._reorders = len(passed_over) > 1
+
+    def _refuse(self, request: DecodingRequest, cached: int) -> None:
+        """Count the look-up of a request that is not admitted, where the engine does."""
+        if self.blocks.reuse and self.count_refused:
+            refused = (request.target, cached, request.preemptions > 0)
+            self._refused.append(refused)
+            self.hit_stats.count(*refused)

@@ -1,4 +1,7 @@
-"""LLMServingSim: input_toks, output_toks, arrival_time_ns; JSON lines with token ids, or (older) a table."""
+"""LLMServingSim: input_toks, output_toks, arrival_time_ns; JSON lines with token ids, or (older) a table.
+
+A `priority` of every request is read too.
+"""
 
 import numpy as np
 from jaxtyping import Int
@@ -13,6 +16,7 @@ from sim.workload.source import (
     integer_rows,
     json_columns,
     json_lines,
+    priorities,
     times_ns,
     tokens,
 )
@@ -32,12 +36,12 @@ def read(source: Source, conf: WorkloadConf) -> Trace:
     if head_of(source).json:
         rows = json_lines(source, conf.limit)
         lines = np.array([number for number, _ in rows])
-        columns = json_columns(source, rows, KEYS)
+        columns = json_columns(source, rows, _keys(all("priority" in item for _, item in rows)))
         for key in ("input_tok_ids", "output_tok_ids"):
             if all(key in item for _, item in rows):
                 ids[key] = integer_rows(source, lines, key, [item[key] for _, item in rows])
     else:
-        columns, lines = csv_columns(source, KEYS, conf.limit)
+        columns, lines = csv_columns(source, _keys("priority" in head_of(source).names), conf.limit)
     prompt = tokens(source, lines, "input_toks", columns["input_toks"])
     output = tokens(source, lines, "output_toks", columns["output_toks"])
     for key, lengths in (("input_tok_ids", prompt), ("output_tok_ids", output)):
@@ -52,7 +56,12 @@ def read(source: Source, conf: WorkloadConf) -> Trace:
         token_ids=ids.get("input_tok_ids"),
         output_token_ids=ids.get("output_tok_ids"),
         provenance=(f"lengths: {len(lines)} requests of the LLMServingSim workload {source.path}{content}",),
+        priority=priorities(source, lines, columns.get("priority")),
     )
+
+
+def _keys(priority: bool) -> tuple[str, ...]:
+    return (*KEYS, "priority") if priority else KEYS
 
 
 def _check_ids(

@@ -1,21 +1,26 @@
-"""The plain form: arrival_s, input_tokens, output_tokens."""
+"""The plain form: arrival_s, input_tokens, output_tokens, and perhaps priority."""
 
 from sim.workload.conf import WorkloadConf
-from sim.workload.source import Head, Source, Trace, csv_columns, times_ns, tokens
+from sim.workload.source import Head, Source, Trace, csv_columns, head_of, priorities, times_ns, tokens
+
+
+KEYS = ("arrival_s", "input_tokens", "output_tokens")
 
 
 def matches(head: Head) -> bool:
     """A csv with the three columns."""
-    return not head.json and {"arrival_s", "input_tokens", "output_tokens"} <= head.names
+    return not head.json and set(KEYS) <= head.names
 
 
 def read(source: Source, conf: WorkloadConf) -> Trace:
-    """Seconds from the start of the run, and token counts."""
-    cells, lines = csv_columns(source, ("arrival_s", "input_tokens", "output_tokens"), conf.limit)
+    """Seconds from the start of the run, token counts, and priorities where there is a column of them."""
+    keys = (*KEYS, "priority") if "priority" in head_of(source).names else KEYS
+    cells, lines = csv_columns(source, keys, conf.limit)
     return Trace(
         tokens(source, lines, "input_tokens", cells["input_tokens"]),
         tokens(source, lines, "output_tokens", cells["output_tokens"]),
         lines,
         arrival_ns=times_ns(source, lines, "arrival_s", cells["arrival_s"], 1e9),
         provenance=(f"lengths: {len(lines)} requests of {source.path}",),
+        priority=priorities(source, lines, cells.get("priority")),
     )

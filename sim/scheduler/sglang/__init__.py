@@ -1,0 +1,77 @@
+"""SGLang's scheduler, by version."""
+
+from sim.deployment.engine import EngineSettings
+from sim.memory.shape import CacheShape
+from sim.scheduler.options import read_options
+from sim.scheduler.sglang.options import Options as Options, check_policy
+from sim.scheduler.sglang.order import POLICIES as POLICIES
+from sim.scheduler.sglang.request import SglangBatch as SglangBatch, SglangRequest as SglangRequest
+from sim.scheduler.sglang.scheduler import SglangScheduler as SglangScheduler
+
+
+SUPPORTS = ("enable_prefix_caching",)
+NOT_MODELLED = (
+    "SGLang: speculative decoding, LoRA, HiCache, DP attention, pipeline stages, pools of sliding-window and recurrent "
+    "layers, and the policies random, priority and routing-key",
+)
+MOST_IN_FLIGHT = 2
+LEAST_RUNNING, MOST_RUNNING = 2048, 4096
+"""Bounds of the running requests that SGLang chooses by itself: 512 of the longest for each that the pool holds."""
+
+
+def most_batch_tokens(settings: EngineSettings) -> int:
+    """Tokens of the largest batch: whole prompts are added while room is left, so the last may reach beyond it."""
+    if settings.chunked_prefill:
+        return settings.max_num_batched_tokens + settings.max_num_seqs
+    options = read_options(Options, settings.scheduler_options, "the scheduler sglang")
+    return options.max_prefill_tokens + settings.max_model_len
+
+
+def make(settings: EngineSettings, cache: CacheShape) -> SglangScheduler:
+    """One replica's scheduler.
+
+    **Raises:** `ValueError` for an option or a policy that SGLang does not have, a prefill batch that is not of whole
+    pages, and for pipeline stages.
+    """
+    options = read_options(Options, settings.scheduler_options, "the scheduler sglang")
+    policy = settings.scheduling_policy
+    check_policy(options, policy)
+    if settings.batches_in_flight > MOST_IN_FLIGHT:
+        raise ValueError(
+            f"the sglang scheduler has at most {MOST_IN_FLIGHT} batches in flight, got {settings.batches_in_flight}: "
+            "set deployment.pipeline_parallel to 1"
+        )
+    if settings.chunked_prefill and settings.max_num_batched_tokens % settings.block_size:
+        raise ValueError(
+            f"SGLang's prefill batch must be whole pages of {settings.block_size} tokens, got "
+            f"{settings.max_num_batched_tokens:,}: change engine.max_num_batched_tokens or engine.block_size"
+        )
+    pool_tokens = cache.usable_blocks * settings.block_size
+    return SglangScheduler(
+        pool_tokens,
+        settings.block_size,
+        max_running=_max_running(settings, pool_tokens),
+        context_len=settings.max_model_len,
+        chunk=settings.max_num_batched_tokens if settings.chunked_prefill else None,
+        policy=policy,
+        reuse=settings.prefix_caching,
+        overlap=settings.batches_in_flight > 1,
+        options=options,
+        rules=settings.profile.sglang,
+    )
+
+
+def largest_batch(settings: EngineSettings) -> int:
+    """Tokens of the largest batch: a chunk, all that decode, or what uncut prompts can add up to."""
+    if settings.chunked_prefill:
+        return max(settings.max_num_batched_tokens, settings.max_num_seqs)
+    most = read_options(Options, settings.scheduler_options, "the scheduler sglang").max_prefill_tokens
+    return max(most + settings.max_model_len, settings.max_num_seqs)
+
+
+def _max_running(settings: EngineSettings, pool_tokens: int) -> int:
+    """Requests that may run at once: as given or by the size of the pool, and never more than half its tokens."""
+    most = settings.max_num_seqs
+    if settings.origin.get("max_num_seqs") != "user":
+        most = min(most, max(LEAST_RUNNING, min(MOST_RUNNING, 512 * pool_tokens // settings.max_model_len)))
+    return max(1, min(most, pool_tokens // 2))

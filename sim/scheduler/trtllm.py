@@ -1,0 +1,132 @@
+"""TensorRT-LLM's in-flight batching with its capacity policies, which `engine.scheduling_policy` names.
+
+- `GUARANTEED_NO_EVICT` (the engine's default): a request starts only if the blocks for prompt and all outputs of all
+  that run, and its own, fit. So nobody is ever paused. The first that does not fit ends the starts.
+- `MAX_UTILIZATION`: walk all requests in order of arrival; each needs the blocks of its next step only. For one that
+  does not fit, the most recently arrived of those that have started is paused, and the walk ends there. A paused
+  request gives up its blocks, keeps its place by arrival, and is computed again.
+- `STATIC_BATCH`: as the first, but requests start only while nobody runs.
+
+The batch: decodes first, then prompts in order of arrival within what is left of `max_num_batched_tokens` (its
+`max_num_tokens`); at most `max_num_seqs` (its `max_batch_size`) requests. With chunked context a prompt that exceeds it
+is cut to a multiple of the block; without, it waits. Blocks for the whole prompt are taken when a request starts.
+
+`engine.scheduler_options.max_output_tokens`: what every request is allowed to emit, where that is more than it does;
+the reservation counts it.
+
+Source: TensorRT-LLM's documentation of the scheduler and of its capacity policies; capacity and micro-batch scheduler
+of the C++ runtime (Apache-2.0), read. Not compared with recordings. Not modelled: block reuse, the equal-progress
+chunking policy, adapters, encoder requests.
+"""
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from sim.deployment.engine import EngineSettings
+from sim.memory.shape import CacheShape
+from sim.scheduler.iteration import IterationRequest, IterationScheduler
+from sim.scheduler.options import at_least, read_options
+
+
+POLICIES = ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH")
+NOT_MODELLED = (
+    "TensorRT-LLM's schedule is built from its documentation and source, not compared with recordings; the batch after "
+    "a request's last, in which its overlap loop still computes it, is left out",
+    "chunked context is on unless engine.enable_chunked_prefill=false (trtllm-serve's own default is off)",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """`max_output_tokens`: outputs that the reservation counts for every request, at least its own; 0: its own."""
+
+    max_output_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(0, max_output_tokens=self.max_output_tokens)
+
+
+def by_arrival(request: IterationRequest) -> int:
+    """Sorts by arrival."""
+    return request.order
+
+
+class TensorRTLLM(IterationScheduler[IterationRequest]):
+    """In-flight batching under a capacity policy."""
+
+    def __init__(self, settings: EngineSettings, cache: CacheShape, options: Options):
+        super().__init__(settings, cache)
+        self.policy = settings.scheduling_policy
+        self.max_output_tokens = options.max_output_tokens
+        self._spoken_for = 0
+
+    def to_completion(self, request: IterationRequest) -> int:
+        """Blocks for prompt and outputs, within the pool: what never fits was rejected on arrival."""
+        tokens = request.prompt + max(request.outputs, self.max_output_tokens)
+        return min(self.blocks_of(min(tokens, self.max_model_len)), self.usable_blocks)
+
+    def candidates(self) -> Iterable[IterationRequest]:
+        """Those with capacity: decodes first, or, where prompts are not cut, all by arrival."""
+        waiting = self.waiting[: self.max_num_seqs]
+        if self.policy == "MAX_UTILIZATION":
+            fitting = self._fitting()
+        else:
+            self._spoken_for = sum(self.to_completion(request) for request in self.running.values())
+            fitting = [*self.running.values(), *waiting]
+        if not self.chunked_prefill:
+            return sorted(fitting, key=by_arrival)
+        return sorted(fitting, key=lambda request: not (request.decoding and request.index in self.running))
+
+    def tokens_for(self, request: IterationRequest, budget: int) -> int:
+        """All it has left, or a chunk of whole blocks."""
+        tokens = super().tokens_for(request, budget)
+        return tokens if tokens == request.known - request.computed else tokens // self.block_size * self.block_size
+
+    def admits(self, request: IterationRequest, tokens: int) -> bool:
+        """Whether the blocks to completion fit, unless `candidates` has decided it."""
+        if self.policy == "MAX_UTILIZATION":
+            return True
+        if self.policy == "STATIC_BATCH" and len(self.running) > len(self.batch.admitted):
+            return False
+        blocks = self.to_completion(request)
+        if len(self.running) >= self.max_num_seqs or self._spoken_for + blocks > self.usable_blocks:
+            return False
+        self._spoken_for += blocks
+        return True
+
+    def held_tokens(self, request: IterationRequest, tokens: int) -> int:
+        """Its whole prompt, and what it had emitted before a pause."""
+        return request.known
+
+    def victims(self, request: IterationRequest) -> Iterable[IterationRequest]:
+        """Nobody: who is paused is decided before the batch is filled."""
+        return ()
+
+    def _fitting(self) -> list[IterationRequest]:
+        """The requests that can take their next step; those that have to make room are paused."""
+        started = sorted((r for r in self.running.values() if r.emitted < r.outputs), key=by_arrival)
+        active = list(heapq.merge(started, islice(self.waiting, self.max_num_seqs), key=by_arrival))
+        fitting: list[IterationRequest] = []
+        free, position, end = self.free_blocks, 0, len(active)
+        while position < end:
+            request = active[position]
+            missing = self.blocks_of(request.known) - request.blocks
+            if len(fitting) < self.max_num_seqs and missing <= free:
+                fitting.append(request)
+                free -= missing
+                position += 1
+                continue
+            last = next((i for i in range(end - 1, position - 1, -1) if active[i].index in self.running), None)
+            if last is None:
+                break
+            free += active[last].blocks
+            self.evict(active[last])
+            end = last
+        return fitting
+
+
+def make(settings: EngineSettings, cache: CacheShape) -> TensorRTLLM:
+    """One replica's scheduler."""
+    return TensorRTLLM(settings, cache, read_options(Options, settings.scheduler_options, "trtllm"))

@@ -1,0 +1,93 @@
+"""Second pass of a call, if nobody was preempted in the first: waiting requests enter while there is room."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.memory.cache import Hit
+from sim.scheduler.vllm.request import RowRequest, VllmBatch, VllmRow
+from sim.scheduler.vllm.running import long_prefill_threshold
+
+
+if TYPE_CHECKING:
+    from sim.scheduler.vllm.rows import RowBatching
+
+
+def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None:
+    """Take the head of the queue while seats, budget and blocks last; nobody passes a blocked head.
+
+    Passed over, and put back afterwards, are only those that the version skips.
+    """
+    waiting, running, cache, rules = scheduler.waiting, scheduler.running, scheduler.cache, scheduler.rules
+    threshold = long_prefill_threshold(scheduler)
+    served = len(batch.rows)
+    admitted: list[RowRequest] = []
+    passed_over: list[RowRequest] = []
+    while waiting and budget > 0 and len(running) < scheduler.max_num_seqs:
+        request = waiting.head()
+        if request.stale:
+            passed_over.append(waiting.pop())
+            continue
+        hit = visible_prefix(scheduler, request)
+        computed = request.computed + hit.tokens if hit else request.computed
+        tokens = request.known - computed
+        padded = tokens == 1 and _pads(scheduler, batch.rows[:served], computed)
+        if padded:
+            tokens += scheduler.drafts
+            if tokens > budget:
+                break
+        if 0 < threshold < tokens:
+            tokens = threshold
+        if tokens > budget:
+            if not scheduler.chunked_prefill:
+                if not rules.skip_oversized:
+                    break
+                passed_over.append(waiting.pop())
+                continue
+            tokens = budget
+        lookahead = scheduler.lookahead if rules.lookahead_at_admission or hit is None else 0
+        spare = scheduler.watermark_blocks if running else 0
+        if scheduler.reserve_full_input and hit and not cache.fits_full_input(request, hit, spare):
+            break
+        if cache.allocate(request, tokens, hit, lookahead, spare) is None:
+            break
+        waiting.pop()
+        running.append(request)
+        admitted.append(request)
+        request.running = True
+        request.target = request.known
+        request.computed = computed
+        if request.preemptions == 0:
+            request.cached = computed
+        row = VllmRow(request, tokens, computed, "r" if request.preemptions else "n", [*map(list, request.tables)])
+        if padded:
+            row.padded = True
+            row.drafts = scheduler.drafts
+        batch.rows.append(row)
+        budget -= tokens
+    batch.admitted = admitted
+    if passed_over:
+        waiting.restore(passed_over, rules.aside_reversed)
+
+
+def visible_prefix(scheduler: RowBatching, request: RowRequest) -> Hit | None:
+    """What a waiting request need not compute; None for one that goes on from what it has computed.
+
+    So far its hit in the replica's own cache. What a KV connector can bring from elsewhere
+    (`sim.scheduler.hooks.VisibleState`) enters here.
+    """
+    return scheduler.cache.lookup(request) if request.computed == 0 else None
+
+
+def _pads(scheduler: RowBatching, served: list[VllmRow], computed: int) -> bool:
+    """Whether an admission with one token left is padded to a decode row with drafts.
+
+    It is if all running requests served in this call decode, at least one does or the new one brings cached tokens, and
+    the row ends below `max_model_len`.
+    """
+    drafts = scheduler.drafts
+    if not drafts or not scheduler.rules.pads_admissions or computed + drafts + 2 > scheduler.max_model_len:
+        return False
+    if not served:
+        return computed > 0
+    return not any(row.request.prefilling for row in served)

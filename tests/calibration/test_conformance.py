@@ -1,0 +1,389 @@
+"""Readers, comparer and players of recorded schedules: hand-made files, whose every decision is worked out."""
+
+import gzip
+import json
+
+import pytest
+
+from calibration.conformance.compare import ABSENT, compare
+from calibration.conformance.lines import Malformed
+from calibration.conformance.replay import check_headers, replay_set
+from calibration.conformance.report import fields, last_line, set_lines, shown, verdict
+from calibration.conformance.scenario import Scenario, Unsupported, output_base, read_scenario, token_ids
+from calibration.conformance.sets import find_sets
+from calibration.conformance.trace import read_header, read_steps
+from calibration.conformance.vllm import play
+
+
+CONFIG = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 8,
+    "max_model_len": 64,
+    "block_size": 4,
+    "num_gpu_blocks": 9,
+    "enable_prefix_caching": True,
+}
+REQUEST = {"id": "a", "arrival_step": 0, "prompt": [["p", 1, 10]], "max_tokens": 2, "out_seed": 7}
+
+
+def scenario(config=None, *requests):
+    config = CONFIG | (config or {})
+    return Scenario("hand", config, list(requests or [REQUEST]), "hand.json", {"config": config})
+
+
+def steps_of(scenario, version="0.10.2"):
+    *steps, last = play(scenario, version)
+    return steps, last["summary"]
+
+
+# One request of 10 + 2 tokens, budget 8, blocks of 4, 8 usable. Step 0: 8 tokens, 2 blocks; all running requests (it
+# alone) share both. Step 1: 2 tokens, third block (8 - 3 = 5 free), first output. Step 2: token 11 fits in block 3, the
+# last output comes, and all 3 blocks are back.
+HAND = [
+    {
+        **{"step": 0, "added": ["a"], "sched": [["a", 8, 0, "n"]], "tok": 8, "pre": [], "run": 1, "wait": 0, "free": 6},
+        **{"nb": [[1, 2]], "ncb": 2, "out": [], "fin": [], "free_end": 6},
+    },
+    {
+        **{"step": 1, "added": [], "sched": [["a", 2, 8, "c"]], "tok": 2, "pre": [], "run": 1, "wait": 0, "free": 5},
+        **{"nb": [[3]], "ncb": 3, "out": [["a", 1]], "fin": [], "free_end": 5},
+    },
+    {
+        **{"step": 2, "added": [], "sched": [["a", 1, 10, "c"]], "tok": 1, "pre": [], "run": 1, "wait": 0, "free": 5},
+        **{"nb": [[]], "ncb": 3, "out": [["a", 1]], "fin": ["a"], "free_end": 8},
+    },
+]
+SUMMARY = {"stuck": False, "steps": 3, "tokens": 11, "preemptions": {}, "cached_first": {}, "finish_step": {"a": 2}}
+
+
+def test_hand_worked_run():
+    steps, summary = steps_of(scenario())
+    assert steps == HAND
+    assert {key: summary[key] for key in SUMMARY} == SUMMARY
+
+
+def test_groups_have_tables_each_and_a_last_empty_step():
+    """Two groups: 2 blocks in each for 8 tokens; the core flushes the end of the last request with an empty step."""
+    groups = [{"type": "full", "bs": 4}, {"type": "swa", "bs": 4, "window": 8}]
+    steps, summary = steps_of(scenario({"groups": groups, "num_gpu_blocks": 20}), "0.19.0")
+    assert steps[0]["nb"] == [[[1, 2], [3, 4]]]
+    assert "ncb" not in steps[0]
+    assert (steps[-1]["tok"], summary["steps"], summary["free_final"]) == (0, 4, 19)
+
+
+def test_calls_schedule_ahead_of_the_output():
+    """Async, two in flight: call 0 only issues; call 2 issues the decode and completes batch 1; then a flush batch."""
+    steps, summary = steps_of(scenario({"async_scheduling": True, "pp": 1, "depth": 2}), "0.19.0")
+    assert [(s["issued"], s["completed"], s.get("tok")) for s in steps] == [
+        *((0, None, 8), (1, 0, 2), (2, 1, 1), (3, 2, 0), (4, 3, 0)),
+        (None, 4, None),
+    ]
+    assert [s["fin"] for s in steps[1:]] == [[], [], ["a"], [], []]
+    assert summary["batches"] == 5
+
+
+def test_an_abort_while_the_call_waits_drops_the_row():
+    """Abort in call 2, while batch 1 (the end of the prefill) is awaited: its token would have come, and is dropped."""
+    config = {"async_scheduling": True, "pp": 1, "depth": 2}
+    steps, summary = steps_of(scenario(config, REQUEST | {"abort_mid": 2}), "0.19.0")
+    assert (steps[2]["abort_mid"], steps[2]["drop"], steps[2]["out"]) == (["a"], ["a"], [])
+    assert summary["finish_step"] == {"a": 2}
+    assert summary["dropped_rows"] == 2  # the decode that was under way, too
+
+
+def test_drafts_are_verified_as_recorded():
+    """k = 2, EAGLE: a row verifies 2 drafts and has min(accept, 2) accepted; 1 + 2 tokens come out at once."""
+    request = REQUEST | {"accept": [2, 0], "max_tokens": 5}
+    steps, _ = steps_of(scenario({"spec": {"method": "eagle", "k": 2}, "num_gpu_blocks": 20}, request), "0.33.0")
+    assert [s["spec"] for s in steps] == [[], [], [["a", 2, 2]], [["a", 2, 0]]]
+    assert [s["out"] for s in steps] == [[], [["a", 1]], [["a", 3]], [["a", 1]]]
+
+
+@pytest.mark.parametrize("version", ["0.10.2", "0.19.0", "0.33.0"])
+@pytest.mark.parametrize("mode", [{}, {"async_scheduling": True, "pp": 1, "depth": 2}, {"pp": 2, "depth": 2}])
+def test_a_pool_too_small_ends_as_stuck(version, mode):
+    """8 usable blocks hold 32 tokens; 20 + 30 are asked for: the engine preempts the request for ever."""
+    if mode and version == "0.10.2":
+        return
+    request = REQUEST | {"prompt": [["p", 1, 20]], "max_tokens": 30}
+    _, summary = steps_of(scenario(mode, request), version)
+    assert summary["stuck"] is True
+
+
+def test_what_cannot_be_played_says_so():
+    with pytest.raises(Unsupported, match="KV connectors are not simulated yet"):
+        play(scenario({"connector": {"mode": "pull"}}), "0.33.0")
+    with pytest.raises(Unsupported, match="async scheduling of vLLM 0.10.2 is not simulated"):
+        play(scenario({"async_scheduling": True}), "0.10.2")
+
+
+@pytest.mark.parametrize(
+    ("config", "request_", "said"),
+    [
+        ({"block_size": 0}, {}, "config.block_size must be a whole number from 1, got 0"),
+        ({"policy": "lottery"}, {}, "config.policy must be fcfs or priority, got 'lottery'"),
+        ({"spec": {"method": "eagle"}}, {}, "config.spec must be null or a method"),
+        ({"groups": [{"type": "swa", "bs": 16}]}, {}, "config.groups must be a list of type"),
+        ({}, {"max_tokens": None}, "max_tokens of request a must be a whole number from 1, got None"),
+        ({}, {"accept": []}, "accept of request a must be a list of whole numbers"),
+        ({}, {"stop_after": "x"}, "stop_after of request a must be a whole number from 0"),
+    ],
+)
+def test_what_a_scenario_lacks_is_named(config, request_, said):
+    with pytest.raises(Malformed, match=said):
+        play(scenario(config, REQUEST | request_), "0.19.0")
+
+
+def test_content_is_equal_where_kind_seed_and_index_are():
+    """The second prompt holds the first's 10 tokens and its outputs 0 and 1, then something else."""
+    first = token_ids(REQUEST)
+    second = token_ids({"prompt": [["p", 1, 10], ["o", 7, 2], ["p", 2, 1]]})
+    assert list(second[:10]) == list(first)
+    assert list(second[10:12]) == [output_base(REQUEST), output_base(REQUEST) + 1]
+    assert second[12] not in second[:12]
+
+
+# ---- comparer
+
+
+def run(lines, **summary):
+    yield from lines
+    yield {"summary": {"stuck": False, **summary}}
+
+
+def changed(number, **values):
+    return [step | (values if index == number else {}) for index, step in enumerate(HAND)]
+
+
+def test_identical_runs():
+    found = compare(run(HAND, steps=3), run(HAND, steps=3, batches=0))
+    assert (found.steps, found.decision, found.blocks) == (3, None, None)
+
+
+def test_the_first_field_in_order_of_deciding_is_named():
+    found = compare(run(HAND), run(changed(1, run=2, sched=[["a", 2, 8, "r"]], free_end=0)))
+    assert (found.steps, found.decision.step, found.decision.field) == (1, 1, "sched")
+    assert (found.decision.recorded, found.decision.simulated) == ([["a", 2, 8, "c"]], [["a", 2, 8, "r"]])
+    assert found.blocks == found.decision
+
+
+def test_block_ids_are_a_level_of_their_own():
+    found = compare(run(HAND), run(changed(0, nb=[[2, 1]])))
+    assert found.decision is None
+    assert (found.blocks.step, found.blocks.field, found.blocks.simulated) == (0, "nb", [[2, 1]])
+    both = compare(run(HAND), run([changed(0, ncb=0)[0], *changed(2, wait=1)[1:]]))
+    assert (both.decision.field, both.blocks.field) == ("wait", "ncb")
+
+
+def test_an_empty_list_is_the_same_as_none():
+    assert compare(run(changed(0, drop=[])), run(HAND)).decision is None
+    assert compare(run(changed(0, drop=["a"])), run(HAND)).decision.simulated == ABSENT
+
+
+def test_a_longer_run_differs_at_its_next_step():
+    shorter = compare(run(HAND[:2]), run(HAND)).decision
+    assert (shorter.step, shorter.field, shorter.simulated) == (2, "step", 2)
+    assert compare(run(HAND), run(HAND[:2])).decision.recorded == 2
+
+
+def test_summaries_are_compared_where_both_have_the_key():
+    found = compare(run(HAND, tokens=11, free_final=8), run(HAND, tokens=12)).decision
+    assert (found.step, found.field, found.recorded, found.simulated) == (None, "summary.tokens", 11, 12)
+
+
+def test_two_livelocks_are_equal_wherever_they_are_cut_off():
+    assert compare(run(HAND[:2], stuck=True), run(HAND, stuck=True)).decision is None
+    assert compare(run(HAND, stuck=True), run(HAND[:2], stuck=True)).stuck
+    found = compare(run(HAND), run(HAND, stuck=True))
+    assert (found.decision.field, found.decision.recorded, found.decision.simulated) == ("stuck", False, True)
+
+
+def test_a_run_that_differs_is_followed_to_its_livelock():
+    found = compare(run(HAND), run(changed(1, wait=3), stuck=True))
+    assert (found.decision.field, found.stuck) == ("wait", True)
+
+
+# ---- files
+
+
+def write_set(folder, part="", version="0.10.2", engine="vllm", steps=HAND, config=None, name="hand", zipped=True):
+    """A set with one recording; returns its folder."""
+    ending = ".gz" if zipped else ""
+    opened = gzip.open if zipped else open
+    for kind in ("scenarios", "traces"):
+        (folder / kind / part).mkdir(parents=True, exist_ok=True)
+    content = {"name": name, "config": CONFIG | (config or {}), "requests": [REQUEST]}
+    with opened(folder / "scenarios" / part / f"{name}.json{ending}", "wt") as file:
+        json.dump(content, file)
+    header = {"header": {"engine": engine, "version": version, "scenario": name, "num_requests": 1}}
+    with opened(folder / "traces" / part / f"{name}.jsonl{ending}", "wt") as file:
+        for line in (header, *steps, {"summary": SUMMARY}):
+            file.write(json.dumps(line) + "\n")
+    return folder
+
+
+def outcomes_of(path):
+    sets = find_sets(path)
+    headers = check_headers(sets)
+    return sets, [outcome for recorded in sets for outcome in replay_set(recorded, headers)]
+
+
+def test_sets_are_found_at_any_depth(tmp_path):
+    write_set(tmp_path / "x" / "one")
+    write_set(tmp_path / "x" / "y" / "two", part="open")
+    write_set(tmp_path / "x" / "y" / "two", part="held", zipped=False)
+    sets, outcomes = outcomes_of(tmp_path)
+    assert [(s.name, [p.name for p in s.pairs]) for s in sets] == [
+        ("one", ["hand"]),
+        ("two", ["held/hand", "open/hand"]),
+    ]
+    assert [outcome.status for outcome in outcomes] == ["identical"] * 3
+    assert last_line(outcomes) == "decisions 3/3 identical, block ids 3/3 identical"
+
+
+@pytest.mark.parametrize(
+    ("inside", "found"),
+    [
+        ("", ["held/hand", "open/hand"]),
+        ("traces", ["held/hand", "open/hand"]),
+        ("scenarios/held", ["held/hand"]),
+        ("traces/open/hand.jsonl.gz", ["open/hand"]),
+        ("scenarios/open/hand.json.gz", ["open/hand"]),
+    ],
+)
+def test_a_path_inside_a_set_chooses_from_it(tmp_path, inside, found):
+    for part in ("open", "held"):
+        write_set(tmp_path / "set", part=part)
+    (only,) = find_sets(tmp_path / "set" / inside)
+    assert (only.name, [pair.name for pair in only.pairs]) == ("set", found)
+
+
+def test_sets_of_one_name_are_told_apart_by_their_path(tmp_path):
+    write_set(tmp_path / "a" / "set")
+    write_set(tmp_path / "b" / "set")
+    assert [found.name for found in find_sets(tmp_path)] == ["a/set", "b/set"]
+
+
+def test_what_has_no_partner_is_said(tmp_path):
+    folder = write_set(tmp_path / "set")
+    write_set(folder, name="other")
+    (folder / "scenarios" / "hand.json.gz").unlink()
+    (folder / "traces" / "other.jsonl.gz").unlink()
+    sets, outcomes = outcomes_of(tmp_path)
+    assert [verdict(outcome) for outcome in outcomes] == ["unpaired: there is no scenario for this trace"]
+    assert "set: other.json.gz is a scenario without a trace" in set_lines(sets, outcomes)
+    found = fields(sets, outcomes)
+    assert (found["status"], found["traces"], found["decisions_identical"]) == ("different", 1, 0)
+    assert found["sets"]["set"]["left_over"] == [{"file": "other.json.gz", "reason": "a scenario without a trace"}]
+
+
+def test_unsupported_kinds_count_as_different(tmp_path):
+    write_set(tmp_path / "set", config={"connector": {"mode": "pull"}})
+    sets, outcomes = outcomes_of(tmp_path)
+    found = fields(sets, outcomes)
+    assert (found["traces"], found["decisions_identical"], found["status"]) == (1, 0, "different")
+    assert found["unsupported"] == [{"set": "set", "trace": "hand", "reason": "KV connectors are not simulated yet"}]
+    assert found["differences"][0]["kind"] == "unsupported"
+
+
+def test_a_difference_shows_the_entries_that_differ(tmp_path):
+    write_set(tmp_path / "set", steps=changed(1, sched=[["a", 2, 9, "c"]]))
+    sets, (outcome,) = outcomes_of(tmp_path)
+    assert verdict(outcome) == "different, step 1, sched[0][2]: recorded 9, simulated 8"
+    (difference,) = fields(sets, [outcome])["differences"]
+    assert difference == {
+        **{"set": "set", "trace": "hand", "kind": "decision", "step": 1, "field": "sched", "stuck": False},
+        **{"recorded": [["a", 2, 9, "c"]], "simulated": [["a", 2, 8, "c"]]},
+    }
+
+
+def test_long_values_are_cut_for_a_person():
+    assert shown([1, 2]) == "[1, 2]"
+    assert len(shown(list(range(1000)))) < 110
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: ["{", *lines[1:]], r"hand.jsonl, line 1: this is not JSON"),
+        (lambda lines: lines[1:], r"hand.jsonl, line 1: the first line of a trace must be"),
+        (lambda lines: [*lines[:2], "[1]", *lines[2:]], r"hand.jsonl, line 3: a line of a trace is a JSON object"),
+        (lambda lines: [*lines[:3], '{"step": "x"}', lines[4]], r"hand.jsonl, line 4: a step must have its index"),
+        (lambda lines: [lines[0], lines[3], lines[1], lines[4]], r"hand.jsonl, line 3: step 0 comes after step 2"),
+        (lambda lines: lines[:-1], r"hand.jsonl, line 4: the trace ends without"),
+        (lambda lines: [*lines, lines[1]], r"hand.jsonl, line 6: the summary, the line before, must be the last"),
+        (lambda lines: [*lines[:2], '{"step": 1, "sched": [[', lines[4]], r"hand.jsonl, line 3: this is not JSON"),
+        (lambda lines: [], r"hand.jsonl, line 1: the trace is empty"),
+    ],
+)
+def test_a_malformed_trace_names_the_line(tmp_path, change, said):
+    path = write_set(tmp_path / "set", zipped=False) / "traces" / "hand.jsonl"
+    path.write_text("\n".join(change(path.read_text().splitlines())))
+    with pytest.raises(Malformed, match=said):
+        outcomes_of(tmp_path)
+
+
+def test_a_damaged_archive_names_the_line(tmp_path):
+    path = write_set(tmp_path / "set", steps=[*HAND, *HAND] * 40) / "traces" / "hand.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(Malformed, match=r"hand.jsonl.gz, line \d+: the compressed data is damaged"):
+        list(read_steps(path))
+
+
+def test_a_trace_that_is_no_text_names_the_line(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"header": {"engine": "vllm", "version": "1", "scenario": "x"}}\n\xff\xfe\n')
+    assert read_header(path).engine == "vllm"
+    with pytest.raises(Malformed, match="line 2: this is not text in UTF-8"):
+        list(read_steps(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{\n]", r"x.json, line 2: this is not JSON"),
+        ("[]", r"x.json, line 1: a scenario is one JSON object"),
+        ('{"name": "x",\n"config": 3, "requests": []}', r"x.json, line 2: config must be an object, got 3"),
+        ('{"name": "x", "config": {},\n"requests": []}', r"x.json, line 2: requests must be a list"),
+        (
+            '{"name": "x", "config": {}, "requests": [\n{"id": "a", "out_seed": 1},\n{"id": "b"}]}',
+            r"x.json, line 2: request 0 \(a\) must have arrival_step, a whole number from 0, got None",
+        ),
+        (
+            '{"name": "x", "config": {}, "requests": [\n{"id": "a", "arrival_step": 0, "out_seed": 1, "prompt": []}]}',
+            r"x.json, line 2: request 0 \(a\) must have a prompt of segments",
+        ),
+    ],
+)
+def test_a_malformed_scenario_names_the_line(tmp_path, text, said):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(Malformed, match=said):
+        read_scenario(path)
+
+
+def test_a_trace_of_another_scenario_is_refused(tmp_path):
+    folder = write_set(tmp_path / "set", zipped=False)
+    write_set(tmp_path / "else", name="other", zipped=False)
+    (tmp_path / "else" / "traces" / "other.jsonl").replace(folder / "traces" / "hand.jsonl")
+    with pytest.raises(Malformed, match="the trace is of scenario 'other', but .* holds 'hand'"):
+        outcomes_of(folder)
+
+
+def test_unknown_engines_and_versions_are_refused(tmp_path):
+    write_set(tmp_path / "a", version="0.12.5")
+    with pytest.raises(Malformed, match=r"line 1: version '0.12.5' of vllm is unknown, known are 0.10.2, .*0.33.0\."):
+        check_headers(find_sets(tmp_path))
+    write_set(tmp_path / "a", engine="lmdeploy")
+    with pytest.raises(Malformed, match=r"line 1: the engine 'lmdeploy' is unknown, known are .*vllm\."):
+        check_headers(find_sets(tmp_path))
+
+
+def test_nothing_to_replay_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no recordings here; wanted are folders with scenarios/ and traces/"):
+        find_sets(tmp_path)
+    with pytest.raises(ValueError, match="there is no such file or folder"):
+        find_sets(tmp_path / "none")
+    (tmp_path / "traces").mkdir()
+    with pytest.raises(ValueError, match="no recordings here"):
+        find_sets(tmp_path)
