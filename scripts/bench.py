@@ -26,6 +26,7 @@ BENCHMARKS = {
     "event-identity-256": "scripts.bench_event:event_identity_256",
     "event-decodes": "scripts.bench_event:event_decodes",
     "event-rows": "scripts.bench_event:event_rows",
+    "event-sglang": "scripts.bench_event:event_sglang",
     "azure-replay": "scripts.bench_event:azure_replay",
     "analytic-kernel": "scripts.bench_cost:analytic_kernel",
     "scan-analytic": "scripts.bench_scan:scan_analytic",

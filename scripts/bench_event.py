@@ -3,6 +3,7 @@
 Beside them stands what the schedulers of the real engines do (`scripts/real_schedulers.yaml`).
 """
 
+import statistics
 import time
 from pathlib import Path
 
@@ -53,6 +54,15 @@ def event_rows() -> dict[str, float | str]:
     return _measure(_identity_job(64, ["engine.scheduling_policy=priority"])) | real_scheduler("vllm", 64)
 
 
+def event_sglang() -> dict[str, float | str]:
+    """SGLang's scheduler with its radix tree, on the work of `event_identity`, pages of 16 tokens."""
+    job = build(
+        compose(["engine=sglang-0.5", "engine.block_size=16", "engine.max_num_seqs=64", "hardware=h200-sxm"]),
+        chat_turns(32 * 64, 64),
+    )
+    return _measure(job) | real_scheduler("sglang", 64)
+
+
 def event_decodes() -> dict[str, float | str]:
     """Only decoding, 64, 256 and 1024 at once, by both block managers: what one more running request costs.
 
@@ -61,8 +71,8 @@ def event_decodes() -> dict[str, float | str]:
     found: dict[str, float | str] = {}
     for named in (False, True):
         for running in (64, 256, 1024):
-            numbers = _measure(_decode_job(running, named))
-            rate = found[f"{'identity' if named else 'counted'}_{running}"] = numbers["steps_per_cpu_s"]
+            rates = [_measure(_decode_job(running, named))["steps_per_cpu_s"] for _ in range(3)]
+            rate = found[f"{'identity' if named else 'counted'}_{running}"] = statistics.median(map(float, rates))
     return found | {"steps_per_cpu_s": rate} | real_scheduler("vllm", 1024)
 
 
@@ -78,13 +88,13 @@ def azure_replay() -> dict[str, float | str]:
 
 
 def chat_turns(requests: int, concurrency: int, seed: int = 0) -> Workload:
-    """Conversations of four turns, each turn's prompt all that was said before it and 50 to 250 new tokens.
+    """Conversations of two turns: one of eight system prompts of 256 tokens, then 50 to 350 tokens asked in each turn.
 
-    Outputs have 325 to 975 tokens, one of eight system prompts of 256 comes first. Twice `concurrency` conversations
-    go on side by side, so a turn has ended when the next one is sent, and most of its blocks are still there.
+    A prompt is all that was said before it and what is asked, 881 tokens on average; outputs have 325 to 975. Twice
+    `concurrency` conversations go on side by side: the first turn has ended when the second is sent.
     """
     rng = np.random.default_rng(seed)
-    turns, side_by_side = 4, 2 * concurrency
+    turns, side_by_side = 2, 2 * concurrency
     systems = rng.integers(0, 128_000, (8, 256))
     prompts: list[np.ndarray] = []
     outputs: list[np.ndarray] = []
@@ -92,7 +102,7 @@ def chat_turns(requests: int, concurrency: int, seed: int = 0) -> Workload:
         said = [systems[which] for which in rng.integers(0, 8, side_by_side)]
         for _ in range(turns):
             for conversation in range(side_by_side):
-                asked = rng.integers(0, 128_000, rng.integers(50, 251))
+                asked = rng.integers(0, 128_000, rng.integers(50, 351))
                 prompts.append(np.concatenate([said[conversation], asked]))
                 outputs.append(rng.integers(0, 128_000, rng.integers(325, 976)))
                 said[conversation] = np.concatenate([prompts[-1], outputs[-1]])
@@ -109,22 +119,23 @@ def chat_turns(requests: int, concurrency: int, seed: int = 0) -> Workload:
 
 
 def _identity_job(running: int, overrides: list[str]) -> Job:
-    blocks = 240 * running  # requests have 55 to 270, 130 on average; the rest is for reuse
+    blocks = 200 * running  # a request has 40 to 180, 80 on average while it runs; the rest is for reuse
     engine = ["engine=vllm-0.10.2", f"engine.max_num_seqs={running}", f"engine.num_gpu_blocks_override={blocks}"]
     return build(compose([*engine, "hardware=h200-sxm", *overrides]), chat_turns(32 * running, running))
 
 
 def _decode_job(running: int, named: bool) -> Job:
-    """All requests at once, of prompts of 33 to 64 tokens, each for 1,000 tokens."""
+    """All requests at once, of prompts of 33 to 64 tokens, each for 4,000 tokens."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(33, 65, running)
     content = tuple(rng.integers(0, 128_000, length) for length in lengths)
     workload = Workload(
-        "decodes", np.zeros(running, np.int64), lengths, np.full(running, 1000), token_ids=content if named else None
+        "decodes", np.zeros(running, np.int64), lengths, np.full(running, 4000), token_ids=content if named else None
     )
-    engine = ["engine=vllm-0.10.2", f"engine.max_num_seqs={running}"]
+    blocks = 260 * running  # 254 hold 64 + 4,000 tokens
+    engine = ["engine=vllm-0.10.2", f"engine.max_num_seqs={running}", f"engine.num_gpu_blocks_override={blocks}"]
     reuse = f"engine.enable_prefix_caching={str(named).lower()}"
-    return build(compose([*engine, reuse, "hardware=b300-sxm"]), workload)
+    return build(compose([*engine, reuse, "hardware=b300-sxm", "deployment=tp8"]), workload)
 
 
 def real_scheduler(engine: str, running: int) -> dict[str, float | str]:
@@ -139,15 +150,17 @@ def real_scheduler(engine: str, running: int) -> dict[str, float | str]:
 
 def _measure(job: Job) -> dict[str, float | str]:
     started = time.process_time()
-    table = job.price_table()
+    prices = job.prices()
     compiled = time.process_time() - started
     deployment = job.conf.deployment
     found: ExactRun = run_exact(
         job.workload,
         job.plan.engine,
-        table,
+        prices,
         num_gpu_blocks=job.pool_blocks,
+        groups=job.groups,
         replicas=deployment.replicas,
+        scheduler=job.conf.engine.scheduler,
         router=deployment.router,
         seed=job.conf.seed,
     )

@@ -34,6 +34,7 @@ from sim.memory.report import memory_report
 from sim.memory.shape import GroupShape
 from sim.memory.terms import MemoryBudget
 from sim.model.read import model_from_conf
+from sim.report.engine_log import check_interval
 from sim.report.result import SimulationResult, StageTable, StepTable
 from sim.scan.jobs import LaneJob, Status, lane_job, servable, why_exact as lane_needs_exact
 from sim.scan.recover import LaneRun
@@ -93,7 +94,7 @@ class Job:
         """Tokens and rows of the largest batch, padding included."""
         engine = self.plan.engine
         tokens = most_batch_tokens(self.conf.engine.scheduler, engine)
-        return max(tokens, *engine.graph_sizes, 0), engine.max_num_seqs
+        return max(tokens, *engine.graph_sizes, *engine.prefill_graph_sizes, 0), engine.max_num_seqs
 
     def lane_job(self, table: int = 0) -> LaneJob:
         """The job as a lane of the wide engine, priced by the table of that number."""
@@ -120,6 +121,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     **Raises:** `ValueError` for bad input, `Infeasible` for a deployment that does not fit.
     """
     check_scheduler(conf.engine)
+    check_interval(conf.log_interval_s)
     make_router(conf.deployment.router, conf.seed)
     model = model_from_conf(conf.model)
     device = device_from(dataclasses.asdict(conf.hardware), conf.hardware.name)

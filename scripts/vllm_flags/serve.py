@@ -91,7 +91,7 @@ def serve(command: str, engine: str | None = None) -> Translation:
         raise ValueError(f"{program}: {given.words[0]!r} belongs to no flag.")
     given.flags[model_flag] = model
     apply(given, program, RULES, out)
-    if program != SERVE:
+    if program == TRTLLM:
         out.notes.append(f"{program} {ONLY_MEMORY}")
     return out
 
@@ -234,6 +234,20 @@ def no_prefix_caching_rule(given: Given, out: Translation) -> None:
     out.set("engine.enable_prefix_caching", not given.flags["disable-radix-cache"])
 
 
+def no_overlap_rule(given: Given, out: Translation) -> None:
+    """SGLang's normal loop in place of the overlap loop."""
+    out.set("engine.async_scheduling", not given.flags["disable-overlap-schedule"])
+
+
+def chunked_prefill_size_rule(given: Given, out: Translation) -> None:
+    """Tokens of a prefill batch; -1: prompts are not cut."""
+    size = given.flags["chunked-prefill-size"]
+    if size > 0:
+        out.set("engine.max_num_batched_tokens", size)
+    else:
+        out.set("engine.enable_chunked_prefill", False)
+
+
 def expert_size_rule(given: Given, out: Translation) -> None:
     """Any expert-parallel size above 1."""
     if given.flags["ep-size"] != 1:
@@ -251,5 +265,7 @@ RULES: dict[str, Rule] = {
     "optimization": optimization_rule,
     "hybrid": hybrid_rule,
     "no_prefix_caching": no_prefix_caching_rule,
+    "no_overlap": no_overlap_rule,
+    "chunked_prefill_size": chunked_prefill_size_rule,
     "expert_size": expert_size_rule,
 }

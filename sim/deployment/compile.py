@@ -147,6 +147,8 @@ def _not_modelled(
         yield "uneven expert load"
     if any(isinstance(layer.mixer, Recurrent) for layer in model.layers):
         yield "state layers' scan at its own rate: a quarter of the matrix ceiling is assumed"
+        if settings.prefix_caching:
+            yield "reuse of prefixes by a model with recurrent states: every prompt is computed"
     if deployment.tensor_parallel > 1:
         yield "overlap of collectives with compute"
     if deployment.pipeline_parallel > 1:

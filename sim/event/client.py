@@ -71,12 +71,15 @@ class Client:
         """The engine loop took the request up."""
         self._queued_ns[request.index] = now_ns
 
-    def scheduled(self, batch: Batch, now_ns: int, last_token_ns: int) -> None:
-        """A batch was decided; `last_token_ns` is when the batch before it delivers its tokens."""
+    def scheduled(self, batch: Batch, now_ns: int) -> None:
+        """A batch was decided."""
         for request in batch.admitted:
             if self._scheduled_ns[request.index] < 0:
                 self._scheduled_ns[request.index] = now_ns
-        for request in batch.interrupted:
+
+    def interrupted(self, requests: Iterable[Request], last_token_ns: int) -> None:
+        """Decoding requests were preempted; their last token before came then."""
+        for request in requests:
             self._last_token_ns[request.index] = last_token_ns
 
     def continued(self, gaps: Iterable[tuple[int, int]]) -> None:

@@ -9,6 +9,7 @@ A batch starts when the one before has ended and the host has issued it. An empt
 its place in the queue until it is the oldest.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable
 
@@ -28,7 +29,9 @@ class Replica:
 
     Kept for whoever watches: requests `outstanding`; whether the loop is `blocked`, waiting for input; `empty_turns` in
     a row and `fruitless_preemptions`, without a token in between; `dropped_rows`, which emitted for a request that was
-    gone; `accepted_tokens`, beyond one per row; whether batches have told which ones they follow (`tells_follows`).
+    gone; `accepted_tokens`, beyond one per row; whether batches have told which ones they follow (`tells_follows`); and
+    `delivered_ns`, when the output of each executed batch was processed, in order of issue: when it was there, or later
+    where the host was behind.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Replica:
         self.tells_follows = False
         self.dropped_rows = 0
         self.accepted_tokens = 0
+        self.delivered_ns = array("q")
         self._price = price
         self._client = client
         self._log = log
@@ -62,7 +66,8 @@ class Replica:
         self._inbox: list[Request] = []
         self._ends: deque[int] = deque()
         self._told: deque[tuple[int, dict[int, int] | None]] = deque()
-        self._delivered_ns: dict[int, int] = {}
+        self._numbered_ns: dict[int, int] = {}
+        self._interrupted: list[Request] = []
         self._gpu_free_ns = 0
         self._waits = False
         self._idles = False
@@ -81,8 +86,13 @@ class Replica:
         free_blocks = self.scheduler.free_blocks
         batch, ended = self.queue.complete()
         self.outstanding -= len(ended)
+        if batch.tokens:
+            self.delivered_ns.append(now_ns)
         if batch.emitting:
             self.fruitless_preemptions = 0
+        if self._interrupted:
+            self._client.interrupted(self._interrupted, now_ns)
+            self._interrupted.clear()
         number, follows = self._told.popleft()
         if number >= 0:
             self._continue(number, batch.follows if follows is None else follows, now_ns)
@@ -94,11 +104,11 @@ class Replica:
 
     def _continue(self, number: int, follows: dict[int, int] | None, now_ns: int) -> None:
         """Inter-token latencies of a numbered batch, which says which batches its tokens follow."""
-        delivered_ns = self._delivered_ns
-        delivered_ns[number] = now_ns
+        numbered_ns = self._numbered_ns
+        numbered_ns[number] = now_ns
         if follows:
             self.tells_follows = True
-            self._client.continued((now_ns - delivered_ns[before], rows) for before, rows in follows.items())
+            self._client.continued((now_ns - numbered_ns[before], rows) for before, rows in follows.items())
 
     def _count_tokens(self, batch: Batch) -> None:
         """Rows of a numbered batch that gave no token, and tokens beyond one per row."""
@@ -144,13 +154,14 @@ class Replica:
         self._waits = True
         next_ns = max(now_ns, ends[0], self._host_free_ns)
         if batch is not None and batch.plain and len(ends) < 3 and queue.in_flight[0].plain:
+            numbered, delivered = batch.number >= 0, self.delivered_ns.append
             while next_ns < horizon_ns and queue.repeat(batch):
+                delivered(next_ns)
                 ends.append(self._execute(batch, next_ns))
                 ends.popleft()
-                told.append((batch.number, batch.follows))
-                number, follows = told.popleft()
-                if follows is not None:
-                    self._continue(number, follows, next_ns)
+                if numbered:
+                    told.append((batch.number, batch.follows))
+                    self._continue(*told.popleft(), next_ns)
                 next_ns = ends[0]
                 if next_ns < self._host_free_ns:
                     next_ns = self._host_free_ns
@@ -158,8 +169,14 @@ class Replica:
 
     def _report(self, batch: Batch, now_ns: int) -> None:
         """Who changed place in a batch, before it runs."""
-        self._client.scheduled(batch, now_ns, self._gpu_free_ns)
+        self._client.scheduled(batch, now_ns)
         self.fruitless_preemptions += len(batch.preempted)
+        if batch.interrupted and batch.number < 0:
+            in_flight = self.queue.in_flight
+            if len(in_flight) > 1 and in_flight[-2].tokens:
+                self._interrupted += batch.interrupted  # their last token is under way
+            else:
+                self._client.interrupted(batch.interrupted, self.delivered_ns[-1])
 
     def _execute(self, batch: Batch, now_ns: int) -> int:
         """The forward pass, behind the one before; returns its end."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from sim.event.log import StepLog
 from sim.event.pricer import Pricer
 from sim.event.replica import Replica
 from sim.event.router import make_router
-from sim.event.servable import servable_tokens
+from sim.event.servable import Entrance
 from sim.event.stages import StagedReplica, StageLog
 from sim.memory.shape import CacheShape, GroupShape
 from sim.report.result import RequestTable, StageTable, StepTable
@@ -73,16 +73,8 @@ def run_exact(
     log = StepLog()
     schedulers = [make_scheduler(scheduler, settings, cache) for _ in range(replicas)]
     engines, stage_log = _replicas(schedulers, settings, prices, client, log)
-
-    own_limit = getattr(schedulers[0], "servable_tokens", None)
-
-    def admit(prompt: int, outputs: int) -> int | None:
-        if own_limit is not None:
-            allowed: int | None = own_limit(prompt, outputs)
-            return allowed
-        return servable_tokens(prompt, outputs, settings.max_model_len, cache)
-
-    events = run_cluster(client, engines, make_router(router, seed), admit, content, on_progress)
+    entrance = Entrance(lambda: make_scheduler(scheduler, settings, replace(cache, named=False)), settings, cache)
+    events = run_cluster(client, engines, make_router(router, seed), entrance, content, on_progress)
     requests, steps = client.table(), log.table()
     stages = None if stage_log is None else stage_log.table()
     checks = check_conservation(
@@ -94,7 +86,8 @@ def run_exact(
         stages=stages,
     )
     told = any(engine.tells_follows for engine in engines)
-    itl_ns, itl_count = inter_token_latencies(None if told else steps, client.itl)
+    delivered_ns = np.concatenate([np.array(engine.delivered_ns, np.int64) for engine in engines])
+    itl_ns, itl_count = inter_token_latencies(None if told else steps, delivered_ns, client.itl)
     return ExactRun(requests, steps, itl_ns, itl_count, checks, events, time.process_time() - started, stages)
 
 
@@ -140,19 +133,21 @@ def _replicas(
     return staged, stage_log
 
 
-def inter_token_latencies(steps: StepTable | None, told: dict[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def inter_token_latencies(
+    steps: StepTable | None, delivered_ns: np.ndarray, told: dict[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
     """All inter-token latencies of a run, as values and multiplicities.
 
     `told`: how often each occurred, where the client knows. Without that, a request that decodes in a batch got its
     token before from the replica's previous batch, so each of the `steps` contributes `decodes` times the distance of
-    the two ends.
+    the two times in `delivered_ns`.
     """
     values = np.fromiter(told.keys(), np.int64, len(told))
     counts = np.fromiter(told.values(), np.int64, len(told))
     if steps is None:
         return values, counts
     same = np.flatnonzero(steps.replica[1:] == steps.replica[:-1]) + 1
-    gaps = steps.end_ns[same] - steps.end_ns[same - 1]
+    gaps = delivered_ns[same] - delivered_ns[same - 1]
     decodes = steps.decodes[same]
     used = decodes > 0
     return np.concatenate([gaps[used], values]), np.concatenate([decodes[used], counts])

@@ -1,6 +1,54 @@
 """Which requests an engine can serve at all, before any of them runs."""
 
+from collections.abc import Callable
+
+from sim.deployment.engine import EngineSettings
+from sim.event.batch_queue import BatchQueue
 from sim.memory.shape import CacheShape, GroupShape
+from sim.scheduler.base import Scheduler
+
+
+PATIENCE = 1000
+"""Calls in a row that bring a request, alone, no further (no token of output, and after a preemption none of input)."""
+
+
+class Entrance:
+    """Says how many tokens a request gets, or None if the engine can never serve it.
+
+    A scheduler may have a rule of its own (`servable_tokens(prompt, outputs)`); otherwise it is that of this module,
+    which for one table of full attention is exact. Where that is not all (several groups, options that
+    reserve more), a request that needs a large part of the cache is tried: alone, with a scheduler of its own.
+    """
+
+    def __init__(self, make: Callable[[], Scheduler], settings: EngineSettings, cache: CacheShape):
+        self._make = make
+        self._settings = settings
+        self._cache = cache
+        self._own_rule = getattr(make(), "servable_tokens", None)
+        plain = len(cache.groups) == 1 and cache.groups[0].kind in ("full", "mla")
+        self._exact = plain and self._own_rule is None and not settings.scheduler_options
+        self._tried: dict[tuple[int, int], bool] = {}
+
+    def __call__(self, prompt: int, outputs: int) -> int | None:
+        """Tokens that a request of this size gets."""
+        allowed: int | None
+        if self._own_rule is not None:
+            allowed = self._own_rule(prompt, outputs)
+        else:
+            allowed = servable_tokens(prompt, outputs, self._settings.max_model_len, self._cache)
+        if allowed is None or self._exact or self._fits_twice(prompt + allowed):
+            return allowed
+        key = prompt, allowed
+        if key not in self._tried:
+            self._tried[key] = served_alone(self._make(), self._settings.batches_in_flight, prompt, allowed)
+        return allowed if self._tried[key] else None
+
+    def _fits_twice(self, tokens: int) -> bool:
+        """Whether there is room for two such requests, or with options of the scheduler for two of full length."""
+        if self._settings.scheduler_options:
+            tokens = self._settings.max_model_len
+        needed = sum(-(-2 * tokens // group.block_size) + 2 for group in self._cache.groups)
+        return needed <= self._cache.usable_blocks
 
 
 def servable_tokens(prompt: int, outputs: int, max_model_len: int, cache: CacheShape) -> int | None:
@@ -31,3 +79,19 @@ def blocks_at_end(group: GroupShape, tokens: int) -> int:
     if group.window is not None:
         first = max(tokens - group.window, 0) if group.kind == "swa" else (tokens - 1) // group.window * group.window
     return (tokens - 1) // group.block_size - first // group.block_size + 1
+
+
+def served_alone(scheduler: Scheduler, depth: int, prompt: int, outputs: int) -> bool:
+    """Whether `scheduler`, which has nothing else to do, serves such a request to its end."""
+    scheduler.add(scheduler.request_type(0, prompt, outputs))
+    queue = BatchQueue(scheduler, depth)
+    preempted, fruitless = False, 0
+    while scheduler.unfinished and fruitless <= PATIENCE:
+        issued = queue.issue()
+        if issued is not None:
+            preempted = preempted or bool(issued.preempted)
+            gains = issued.emitting or (issued.tokens and not preempted)
+            fruitless = 0 if gains else fruitless + 1
+        if queue.waits(issued):
+            queue.complete()
+    return not scheduler.unfinished

@@ -29,3 +29,11 @@ class HitStats:
             self.requests += times
             self.queries += queries * times
             self.hits += hits * times
+
+    def ask_more(self, queries: int, preempted: bool) -> None:
+        """A look-up that was counted before asked for so many tokens more."""
+        self.changed = True
+        if preempted:
+            self.preempted_queries += queries
+        else:
+            self.queries += queries

@@ -11,10 +11,10 @@ from typing import Protocol
 import numpy as np
 
 
-UNITS_AHEAD = 8
+UNITS_AHEAD = 32
 """Hashes made at once beyond what is known of a request."""
 
-MOST_ENTRIES = 4
+MOST_ENTRIES = 3
 """Hashes remembered per block, those of blocks taken since included, before these are swept up."""
 
 
@@ -109,11 +109,10 @@ class BlockPool:
         if first != block:
             self._share(first, block, key)
 
-    def name_run(self, blocks: Sequence[int], keys: Sequence[int], start: int, stop: int) -> None:
-        """Give the blocks [start, stop) of a table their hashes."""
+    def name_all(self, blocks: Sequence[int], keys: Sequence[int]) -> None:
+        """Give blocks their hashes, one after the other."""
         hash_of, by_hash = self.hash_of, self.by_hash
-        for i in range(start, stop):
-            block, key = blocks[i], keys[i]
+        for block, key in zip(blocks, keys, strict=True):
             hash_of[block] = key
             first = by_hash.setdefault(key, block)
             if first != block:

@@ -101,13 +101,15 @@ class PrefixBlocks[R: Content]:
         """Make the blocks findable that decoding requests fill in this call: each one its next."""
         if not self.reuse:
             return
+        blocks, keys = [], []
         for request in self._by_class[(call + 1) % self.block_size].values():
-            full = request.registered + 1
-            keys = request.block_keys
-            if len(keys) < full:
-                chain_keys(request, full, self.block_size)
-            self.pool.name(request.blocks[full - 1], keys[full - 1])
-            request.registered = full
+            last = request.registered
+            if len(request.block_keys) <= last:
+                chain_keys(request, last + 1, self.block_size)
+            blocks.append(request.blocks[last])
+            keys.append(request.block_keys[last])
+            request.registered = last + 1
+        self.pool.name_all(blocks, keys)
 
     def register(self, request: R, tokens: int) -> None:
         """Make the full blocks among the first `tokens` findable."""
@@ -116,7 +118,7 @@ class PrefixBlocks[R: Content]:
             keys = request.block_keys
             if len(keys) < full:
                 chain_keys(request, full, self.block_size)
-            self.pool.name_run(request.blocks, keys, request.registered, full)
+            self.pool.name_all(request.blocks[request.registered : full], keys[request.registered : full])
             request.registered = full
 
     def release(self, request: R, tokens: int) -> None:

@@ -45,6 +45,12 @@ class EngineSeries:
         return still & np.concatenate([[True], still[:-1]])
 
 
+def check_interval(log_interval_s: float) -> None:
+    """Raise `ValueError` unless the log can have a line every so many seconds."""
+    if not (log_interval_s >= 1e-3 and np.isfinite(log_interval_s)):
+        raise ValueError(f"log_interval_s wants seconds, 0.001 at least, got {log_interval_s:g}")
+
+
 def engine_series(result: SimulationResult, replica: int) -> EngineSeries:
     """The series of one replica, every `result.log_interval_s`, until it has been silent for a whole interval."""
     steps, requests, rules = result.steps, result.requests, result.log

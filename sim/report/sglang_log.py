@@ -48,7 +48,7 @@ def _replica_lines(result: SimulationResult, replica: int, t0_ns: int) -> Iterat
                 end_ns,
                 f"Prefill batch, #new-seq: {chunks[i]}, #new-token: {prefill_tokens[i]}, "
                 f"#cached-token: {'n/a' if cached is None else cached[i]}, {usage}, "
-                f"#running-req: {max(running[i] - chunks[i], 0)}, #queue-req: {outputs.waiting[i]}, "
+                f"#running-req: {running[i]}, #queue-req: {outputs.waiting[i]}, "
                 f"#pending-token: {'n/a' if pending[i] < 0 else pending[i]}, cuda graph: {bool(graph[i])}, "
                 f"input throughput (token/s): {throughput:.2f}",
             )

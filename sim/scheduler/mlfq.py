@@ -2,7 +2,8 @@
 
 Queue i grants a quantum of `quantum * ratio**i`; each batch serves the first requests of the highest queues. A new
 request skips the queues whose quantum its prefill alone would exceed. One that has used up its quantum goes to the
-end of the next queue. A request that was not served for `promote_after` calls goes to the first queue (0: never).
+end of the next queue with its next token: never between two chunks of a prompt, whose work could be lost for ever. A
+request that was not served for `promote_after` calls goes to the first queue (0: never).
 
 A scheduler here sees no clock, so service is counted in decode iterations: a row of one token counts 1, a prefill row
 one for each started `prefill_tokens_per_iteration` tokens (how many tokens of prompt take as long as one decode
@@ -120,7 +121,8 @@ class SkipJoinMLFQ(IterationScheduler[LevelledRequest]):
             request = row.request
             request.last_call = self.call
             request.used += self.service(row.tokens)
-            if request.used >= self.quanta[request.level] and request.level + 1 < len(self.queues):
+            spent = row.emits and request.used >= self.quanta[request.level]
+            if spent and request.level + 1 < len(self.queues):
                 del self.queues[request.level][request.index]
                 self._join(request, request.level + 1)
         return batch

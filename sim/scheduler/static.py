@@ -3,7 +3,8 @@
 When the engine is idle the earliest waiting requests form a batch, as many as there are seats, KV blocks for prompt and
 all outputs, and room for their prompts in one prefill of `max_num_batched_tokens`. Nobody joins before all have ended;
 seats and blocks of early leavers stay taken. `engine.scheduler_options.padded=true` computes as FasterTransformer does:
-every prompt padded to the longest, and a member that has ended still computed until the batch ends.
+every prompt padded to the longest, and a member that has ended still computed until the batch ends, logits
+apart.
 
 Source: section 3 of Yu et al., "Orca", OSDI 2022, which describes FasterTransformer behind such a scheduler.
 Tokens are streamed as they are made (the systems described answer when the whole batch is done). Not modelled: waiting

@@ -8,12 +8,19 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 import sim.event.run as run_module
 import sim.scheduler.vllm as vllm
-from sim.event.cluster import Stuck
+from sim.event.batch_queue import BatchQueue
+from sim.event.checks import check_conservation
+from sim.event.client import Client
+from sim.event.cluster import Stuck, run_cluster
+from sim.event.log import StepLog
 from sim.event.pricer import Pricer
+from sim.event.replica import Replica
+from sim.event.router import make_router
 from sim.event.run import run_exact
-from sim.memory.shape import GroupShape
+from sim.memory.shape import CacheShape, GroupShape
 from sim.report.result import FINISHED, REJECTED
 from sim.scheduler.base import Batch
+from sim.scheduler.hooks import Drafting
 from sim.scheduler.vllm import ContinuousBatching
 from sim.workload.trace import Workload
 
@@ -175,7 +182,7 @@ def test_prefix_is_found_again():
 def test_a_pool_too_small_for_one_request_is_stuck(rows):
     """The engine admits it in chunks, runs out of blocks, preempts it and starts again: for ever, with a sentence."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "servable_tokens", lambda prompt, outputs, *more: outputs)
+        patch.setattr(run_module, "Entrance", lambda *_: lambda prompt, outputs: outputs)
         if rows:
             patch.setattr(vllm, "takes_fast_path", lambda *_: False)
         settings = make_settings(max_num_batched_tokens=16)
@@ -249,11 +256,13 @@ def test_repeated_steps_change_nothing(rows, blocks, asynchronous, content, conc
     asynchronous=st.booleans(),
     reserve=st.booleans(),
     concurrency=st.one_of(st.none(), st.integers(1, 5)),
+    host_s=st.sampled_from([0.0, 1.5e-3]),
 )
-def test_row_by_row_takes_the_same_time(rows, blocks, asynchronous, reserve, concurrency):
+def test_row_by_row_takes_the_same_time(rows, blocks, asynchronous, reserve, concurrency, host_s):
     """The scheduler that decides row by row gives the same run as the fast path: times, steps and inter-token gaps."""
     w = workload(*map(list, zip(*sorted(rows), strict=True)), concurrency=concurrency)
-    settings = make_settings(async_scheduling=asynchronous, reserve_full_input=reserve, max_num_seqs=5)
+    profile = dataclasses.replace(make_settings().profile, host_step_s=host_s)
+    settings = make_settings(async_scheduling=asynchronous, reserve_full_input=reserve, max_num_seqs=5, profile=profile)
     fast = run_exact(w, settings, make_table(), num_gpu_blocks=blocks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm, "takes_fast_path", lambda *_: False)
@@ -348,3 +357,43 @@ def test_rows_that_sample_nothing_cost_no_row():
     batch.add_decode(50)
     batch.emitting = 1
     assert Pricer(table, make_settings())(batch)[0] == 17 * MS
+
+
+class EveryOtherDraft:
+    """Two drafts after every row, of which one and two are accepted in turn; no ends that lengths do not foresee."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def drafts(self, request, known_tokens, emitted):
+        return 2
+
+    def accepted(self, request, drafts):
+        self.asked += 1
+        return min(drafts, 1 + self.asked % 2)
+
+    def stops(self, request, emitted):
+        return False
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_rows_of_several_tokens_are_accounted(asynchronous):
+    """Tokens beyond one per row arrive with it: gaps of 0 ms, and the sum over a request is its last less its first."""
+    w = workload([0, 3, 50], [10, 20, 30], [9, 12, 1])
+    settings = make_settings(async_scheduling=asynchronous)
+    cache = CacheShape(99, False, (GroupShape("full", 16),))
+    scheduler = vllm.make_rows(settings, cache, progress=EveryOtherDraft(), drafting=Drafting(2, lookahead=False))
+    client, log = Client(w), StepLog()
+    queue = BatchQueue(scheduler, settings.batches_in_flight)
+    replica = Replica(0, queue, Pricer(constant(10e-3), settings), client, log)
+    run_cluster(client, [replica], make_router("round_robin", 0), lambda prompt, outputs: outputs)
+    requests, steps = client.table(), log.table()
+    checks = check_conservation(
+        requests, steps, [scheduler], dropped_rows=replica.dropped_rows, accepted_tokens=replica.accepted_tokens
+    )
+    assert all(checks.values())
+    assert replica.accepted_tokens > 0
+    assert client.itl[0] == replica.accepted_tokens
+    assert sum(client.itl.values()) == 8 + 11
+    spans = (requests.finish_ns - requests.first_token_ns).sum()
+    assert sum(gap * count for gap, count in client.itl.items()) == spans

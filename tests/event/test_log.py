@@ -63,6 +63,21 @@ def test_look_ups_stay_as_they_are_until_something_is_counted():
     assert table.preempted_hits.tolist() == [0, 0, 0, 6, 0, 0]
 
 
+def test_a_look_up_that_asks_for_more_is_written_too():
+    """A chunk of a request looked up before: more tokens asked for, no look-up more."""
+    log, hits = StepLog(), HitStats()
+    hits.count(10, 4, False)
+    append(log, 0, 0, hits)
+    hits.ask_more(6, False)
+    append(log, 0, 2, hits)
+    hits.ask_more(5, True)
+    append(log, 0, 4, hits)
+    table = log.table()
+    assert table.lookups.tolist() == [1, 1, 1]
+    assert table.queries.tolist() == [10, 16, 16]
+    assert table.preempted_queries.tolist() == [0, 0, 5]
+
+
 def test_ends_belong_to_the_step_whose_output_was_processed():
     """Steps of replica 0 end at 1, 3 and 5; the output of the second is processed at 4, when the host gets to it."""
     log = StepLog()

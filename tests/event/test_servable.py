@@ -2,8 +2,11 @@
 
 import pytest
 
-from sim.event.servable import blocks_at_end, servable_tokens
+from sim.event.servable import Entrance, blocks_at_end, servable_tokens, served_alone
 from sim.memory.shape import CacheShape, GroupShape
+from sim.scheduler.vllm import make
+
+from .conftest import make_settings
 
 
 FULL, MLA, STATE = GroupShape("full", 16), GroupShape("mla", 16), GroupShape("mamba", 512)
@@ -35,3 +38,45 @@ def test_groups_add_up():
     assert servable_tokens(100, 1, 512, CacheShape(10, False, (FULL, SLIDING))) is None
     assert servable_tokens(100, 900, 128, CacheShape(99, False, (FULL,))) == 28
     assert servable_tokens(128, 1, 128, CacheShape(99, False, (FULL,))) is None
+
+
+def entrance(blocks, *groups, **changes):
+    cache, settings = CacheShape(blocks, False, groups), make_settings(**changes)
+    return Entrance(lambda: make(settings, cache), settings, cache)
+
+
+def test_what_only_a_trial_shows():
+    """A window of 40 lets go of blocks as it moves, but a first chunk of 64 tokens takes 4 blocks of each group.
+
+    100 tokens end with 7 + 4 blocks; while tokens 64 to 99 are computed, blocks 1 to 6 of the window are held: 7 + 6.
+    """
+    assert entrance(11, FULL, SLIDING)(100, 1) is None
+    assert entrance(12, FULL, SLIDING)(100, 1) is None
+    assert entrance(13, FULL, SLIDING)(100, 1) == 1
+    # in chunks of 16 tokens it fits
+    assert entrance(12, FULL, SLIDING, max_num_batched_tokens=16)(100, 1) == 1
+
+
+def test_one_full_table_needs_no_trial(monkeypatch):
+    monkeypatch.setattr("sim.event.servable.served_alone", None)
+    assert entrance(7, FULL)(100, 13) == 13
+    assert entrance(7, FULL)(100, 14) is None
+
+
+def test_a_scheduler_may_have_its_own_rule():
+    class Fussy:
+        def servable_tokens(self, prompt, outputs):
+            return None if prompt > 10 else min(outputs, 3)
+
+    settings, cache = make_settings(), CacheShape(99, False, (FULL,))
+    chosen = Entrance(Fussy, settings, cache)
+    assert (chosen(5, 9), chosen(11, 1)) == (3, None)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_alone(depth):
+    """49 tokens to compute need 4 blocks."""
+    settings = make_settings(async_scheduling=depth == 2)
+    for blocks in (3, 4):
+        scheduler = make(settings, CacheShape(blocks, False, (FULL,)))
+        assert served_alone(scheduler, depth, 40, 10) == (blocks == 4)

@@ -1,11 +1,12 @@
 """The engine's log: lines of a tiny run worked by hand, by version, and what must add up."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 
-from sim.report.engine_log import engine_log, engine_series, hit_rates
+from sim.report.engine_log import check_interval, engine_log, engine_series, hit_rates
 from sim.report.outputs import outputs_of
 from sim.report.result import FINISHED, RequestTable, SimulationResult, StepTable
 from sim.workload.trace import Workload
@@ -186,6 +187,12 @@ def test_a_hit_rate_that_was_not_simulated(rules, caching, end):
     assert texts(result)[0].endswith(end)
 
 
+@pytest.mark.parametrize("interval_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_interval_that_is_none(interval_s):
+    with pytest.raises(ValueError, match="log_interval_s wants seconds, 0.001 at least, got"):
+        check_interval(interval_s)
+
+
 def test_an_unknown_format_has_no_log():
     assert engine_log(make_tiny(log={"format": ""})) == ""
     assert engine_log(make_tiny(log={})) == ""
@@ -214,9 +221,7 @@ def test_series_add_up_to_the_tables(toy):
     """Whatever the interval: tokens of all intervals are those of the tables, and the end is empty."""
     result = toy(requests=300, replicas=2, blocks=800, rate=30.0)
     for interval_s in (0.7, 10.0):
-        run = dataclasses.replace(
-            result, log=V0_10, log_interval_s=interval_s, num_gpu_blocks=801
-        )  # with a null block
+        run = dataclasses.replace(result, log=V0_10, log_interval_s=interval_s, num_gpu_blocks=801)  # with a null block
         emitted = prompts = preempted = 0.0
         for replica in (0, 1):
             series = engine_series(run, replica)
@@ -253,11 +258,12 @@ SGLANG = {"format": "sglang", "decode_interval": 2}
 def test_sglang_lines():
     """A line per prefill batch and every second decode batch, when its output is processed.
 
-    Prefill 0 ends at 4 s of the run: 60 tokens in 4 s; 40 found; 7 of 100 pages used; before it nobody ran, one
-    waits (50 tokens). Decode batches end at 8 and 12 s: 2 tokens in 12 s; the request has ended by then, so no token is
+    Prefill 0 ends at 4 s of the run: 60 tokens in 4 s; 40 found; 7 of 100 pages used; nobody decodes, one waits
+    (50 tokens). Decode batches end at 8 and 12 s: 2 tokens in 12 s; the request has ended by then, so no token is
     in use. Prefill 1 ends at 16 s, 12 s after the one before.
     """
-    assert engine_log(make_tiny(log=SGLANG)).splitlines() == [
+    tiny = change_steps(make_tiny(log=SGLANG), running=numbers(0, 1, 1, 0))  # SGLang's: without the prefill batch
+    assert engine_log(tiny).splitlines() == [
         "[2000-01-01 00:00:04] Prefill batch, #new-seq: 1, #new-token: 60, #cached-token: 40, token usage: 0.07, "
         "#running-req: 0, #queue-req: 1, #pending-token: 50, cuda graph: False, input throughput (token/s): 15.00",
         "[2000-01-01 00:00:12] Decode batch, #running-req: 1, #token: 0, token usage: 0.00, cuda graph: True, "
@@ -279,3 +285,14 @@ def test_sglang_says_what_it_does_not_know():
 def test_sglang_names_replicas_where_there_are_several(toy):
     lines = engine_log(dataclasses.replace(toy(requests=60, replicas=2), log=SGLANG)).splitlines()
     assert {line.split("]")[0].split()[-1] for line in lines} == {"DP0", "DP1"}
+
+
+def test_lines_look_like_a_real_servers(shared):
+    """Numbers aside, the text after the time is that of recorded vLLM 0.11.1 logs."""
+    folder = shared / "data" / "llmservingsim" / "ispass26" / "evaluation" / "artifacts"
+    real = set()
+    for path in (folder / "figure_6" / "raw_data").glob("vllm_pulse_power_*.txt"):
+        for line in path.read_text(errors="replace").splitlines():
+            if "Avg prompt throughput" in line:
+                real.add(re.sub(r"\d+(\.\d+)?", "#", line.split("] ", 1)[1]))
+    assert {re.sub(r"\d+(\.\d+)?", "#", text) for text in texts(make_tiny(log=V0_10))} <= real

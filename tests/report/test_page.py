@@ -91,6 +91,22 @@ def test_numbers_on_the_page_are_the_runs(result):
     assert "Prefix reuse." in words
 
 
+def test_hit_rates_are_on_the_page_of_a_run_that_looked_up(result):
+    """20 tokens asked for and 10 found per step of the first half; then nothing is looked up."""
+    assert "Prefix cache hits" not in " ".join(Reader(build(result)).words)
+    count = np.minimum(np.arange(1, len(result.steps) + 1), len(result.steps) // 2)
+    columns = {"lookups": count, "queries": 20 * count, "hits": 10 * count, "preempted_lookups": count}
+    columns |= {"preempted_queries": 20 * count, "preempted_hits": 18 * count}
+    looked_up = dataclasses.replace(result, steps=dataclasses.replace(result.steps, **columns), log={"format": "vllm"})
+    words = " ".join(Reader(build(looked_up)).words)
+    assert "50.0% of the tokens looked up, 70.0% with preempted requests" in words
+    hits = chart_data(looked_up, measure(looked_up))["time"]["hits"]
+    assert {rate for rate in hits["bin"] if rate is not None} == {0.5} and hits["bin"][-1] is None
+    assert hits["logged"][-1] == 0.5
+    other = dataclasses.replace(looked_up, log={})
+    assert chart_data(other, measure(other))["time"]["hits"]["logged"] is None
+
+
 def test_text_of_the_run_is_not_taken_for_markup(result):
     evil = "</script><script>alert(1)</script><!--title-->"
     run = dataclasses.replace(

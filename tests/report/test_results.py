@@ -1,5 +1,6 @@
 """The results folder: complete, equal for equal runs, all or nothing."""
 
+import dataclasses
 import gzip
 import json
 
@@ -100,6 +101,24 @@ def test_an_earlier_result_is_replaced_and_the_launchers_files_stay(result, tmp_
     assert names(folder) == (FILES - {"overrides.yaml"}) | {".hydra", "simulate.log"}
     assert (folder / "simulate.log").read_text() == "still open"
     assert (folder / ".hydra" / "overrides.yaml").read_text() == "- a=1\n"
+
+
+def test_the_engines_log_is_in_the_folder_and_a_new_one_replaces_it(result, tmp_path):
+    folder = tmp_path / "run"
+    write_results(dataclasses.replace(result, log={"format": "vllm", "whole_prompts": True}), folder)
+    assert names(folder) == (FILES - {"overrides.yaml"}) | {"engine.log"}
+    whole = (folder / "engine.log").read_text()
+    assert whole.startswith("INFO 01-01 00:00:10 [headway] Engine 000: Avg prompt throughput: ")
+    write_results(dataclasses.replace(result, log={"format": "vllm"}, log_interval_s=5.0), folder)
+    finer = (folder / "engine.log").read_text()
+    assert finer.startswith("INFO 01-01 00:00:05 ") and len(finer) > 1.5 * len(whole)
+    write_results(result, folder)
+    assert names(folder) == FILES - {"overrides.yaml"}
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "engine.log").write_text("of a real server")
+    with pytest.raises(ValueError, match="got 'engine.log' in it"):
+        write_results(result, other)
 
 
 def test_a_strangers_folder_is_not_touched(result, tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sim.deployment.engine import EngineProfile
+from sim.memory.shape import GroupShape
 from sim.report.result import FINISHED, REJECTED
 from sim.scan import HELP, Status, Unbalanced, lane_job, scan
 from sim.scan.jobs import expected_steps, servable
@@ -190,6 +191,18 @@ def test_what_settings_rule_out(job):
     assert lane_job(lengths, ahead, 10).needs_exact == "2 batches are in flight"
     whole = dataclasses.replace(engine, chunked_prefill=False)
     assert lane_job(lengths, whole, 10).needs_exact == "chunked prefill is off"
+    staged = dataclasses.replace(engine, pipeline_parallel=4, batches_in_flight=4)
+    assert lane_job(lengths, staged, 10).needs_exact == "there are 4 pipeline stages"
+    urgent = dataclasses.replace(engine, scheduling_policy="priority")
+    assert lane_job(lengths, urgent, 10).needs_exact == "engine.scheduling_policy is priority"
+    bounded = dataclasses.replace(engine, long_prefill_token_threshold=64)
+    assert lane_job(lengths, bounded, 10).needs_exact == "engine.long_prefill_token_threshold is 64"
+    optional = dataclasses.replace(engine, scheduler_options={"watermark": 0.1})
+    assert lane_job(lengths, optional, 10).needs_exact == "engine.scheduler_options are set"
+    full, sliding = GroupShape("full", 16), GroupShape("swa", 16, 64)
+    assert lane_job(lengths, engine, 10, groups=(full,)).needs_exact == ""
+    assert lane_job(lengths, engine, 10, groups=(sliding,)).needs_exact == "layers give back KV blocks, or keep states"
+    assert lane_job(lengths, engine, 10, groups=(full, full)).needs_exact == "2 groups of layers share the KV blocks"
     late = dataclasses.replace(engine, profile=EngineProfile(api_pickup_s=1.5e-3))
     assert lane_job(lengths, late, 10).pickup_ns == 1_500_000
 

@@ -22,6 +22,8 @@ GROUPS = {
     "recurrent": [GroupShape("full", 4), GroupShape("mamba", 96)],
 }
 LENGTH = 96
+MODES = [(False, 1), (False, 2), (False, 4), (True, 1), (True, 2), (True, 4)]
+DRAFTINGS = [None, Drafting(3), Drafting(1), Drafting(2, lookahead=False)]
 
 
 @dataclass(frozen=True)
@@ -59,22 +61,23 @@ class Drawn(KnownLengths):
 arrivals = st.lists(
     st.builds(
         Arrival,
-        call=st.integers(0, 30),
+        call=st.integers(0, 12),
         prompt=st.integers(1, 60),
-        outputs=st.integers(1, 30),
+        outputs=st.integers(1, 50),
         priority=st.integers(0, 2),
         family=st.sampled_from([None, None, 0, 1]),
         aborted=st.sampled_from([None, None, None, 0, 1, 2, 5, 12]),
         stops=st.sampled_from([None, None, 1, 4]),
     ),
     min_size=1,
-    max_size=14,
+    max_size=16,
 )
 
 
-def blocks_of_one(groups, drafts):
-    """Blocks that any one request can need at most: all of its length, in every group."""
-    return sum(-(-(LENGTH + drafts) // group.block_size) + 1 for group in groups)
+def blocks_of_one(groups, requests, drafts=0):
+    """Blocks that each of the requests can have alone: all of its length, and drafts with lookahead, in every group."""
+    longest = max(min(a.prompt + a.outputs + 2 * drafts, LENGTH) for a in requests)
+    return sum(-(-longest // group.block_size) for group in groups)
 
 
 def held(scheduler):
@@ -82,26 +85,10 @@ def held(scheduler):
     return {block for request in scheduler.running for table in request.tables for block in table if block}
 
 
-@hypothesis_settings(deadline=None)
-@given(
-    version=st.sampled_from(VERSIONS),
-    mode=st.sampled_from([(False, 1), (False, 2), (False, 4), (True, 1), (True, 2), (True, 4)]),
-    kind=st.sampled_from(sorted(GROUPS)),
-    policy=st.sampled_from(["fcfs", "priority"]),
-    reuse=st.booleans(),
-    chunked=st.booleans(),
-    threshold=st.sampled_from([0, 0, 9]),
-    budget=st.sampled_from([8, 24, 100]),
-    seats=st.integers(1, 8),
-    spare=st.sampled_from([0, 2, 20]),
-    drafting=st.sampled_from([None, Drafting(3), Drafting(1), Drafting(2, lookahead=False)]),
-    share=st.sampled_from([0.0, 0.2]),
-    requests=arrivals,
-    seed=st.integers(0, 99),
-)
-def test_nothing_is_lost(
-    version, mode, kind, policy, reuse, chunked, threshold, budget, seats, spare, drafting, share, requests, seed
+def run_and_check(
+    *, version, mode, kind, policy, reuse, chunked, threshold, budget, seats, spare, drafting, share, requests, seed
 ):
+    """Run a workload to its end, check what must hold in every call and at the end; returns the preemptions."""
     asynchronous, stages = mode
     groups = GROUPS[kind]
     if stages > 1 or (kind == "chunked" and reuse):
@@ -120,7 +107,7 @@ def test_nothing_is_lost(
         max_model_len=LENGTH,
         scheduler_options={"watermark": share} if version == "0.33.0" else {},
     )
-    shape = CacheShape(blocks_of_one(groups, drafts) + spare, reuse, tuple(groups))
+    shape = CacheShape(blocks_of_one(groups, requests, drafts) + spare, reuse, tuple(groups))
     progress = Drawn(seed, drafts, [arrival.stops for arrival in requests])
     scheduler = make_rows(config, shape, progress=progress, drafting=drafting)
     made = [make_request(scheduler, i, a.prompt, a.outputs, a.priority, a.family) for i, a in enumerate(requests)]
@@ -150,6 +137,69 @@ def test_nothing_is_lost(
         assert delivered[i] == request.emitted
         if i in finished:
             assert delivered[i] == min(arrival.outputs, LENGTH - arrival.prompt, arrival.stops or LENGTH)
+    return sum(len(batch.preempted) for batch in completed)
+
+
+@hypothesis_settings(deadline=None)
+@given(
+    version=st.sampled_from(VERSIONS),
+    mode=st.sampled_from(MODES),
+    kind=st.sampled_from(sorted(GROUPS)),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    reuse=st.booleans(),
+    chunked=st.booleans(),
+    threshold=st.sampled_from([0, 0, 9]),
+    budget=st.sampled_from([8, 24, 100]),
+    seats=st.integers(1, 8),
+    spare=st.sampled_from([0, 1, 5, 20]),
+    drafting=st.sampled_from(DRAFTINGS),
+    share=st.sampled_from([0.0, 0.2]),
+    requests=arrivals,
+    seed=st.integers(0, 99),
+)
+def test_nothing_is_lost(**drawn):
+    run_and_check(**drawn)
+
+
+def draw_pressed(seed):
+    """A workload whose pool holds little more than its longest request while many want seats at once."""
+    rng = np.random.default_rng(seed)
+
+    def one(values):
+        return values[int(rng.integers(len(values)))]
+
+    requests = [
+        Arrival(
+            call=int(rng.integers(0, 6)),
+            prompt=int(rng.integers(1, 50)),
+            outputs=int(rng.integers(5, 46)),
+            priority=int(rng.integers(0, 3)),
+            family=one([None, 0, 1]),
+            aborted=one([None, None, None, 3, 12]),
+            stops=one([None, None, None, 8]),
+        )
+        for _ in range(int(rng.integers(6, 16)))
+    ]
+    return {
+        "version": one(VERSIONS),
+        "mode": one(MODES),
+        "kind": one(sorted(GROUPS)),
+        "policy": one(["fcfs", "priority"]),
+        "reuse": one([True, False]),
+        "chunked": one([True, False]),
+        "threshold": one([0, 9]),
+        "budget": one([24, 100]),
+        "seats": one([4, 8, 16]),
+        "spare": int(rng.integers(0, 6)),
+        "drafting": one(DRAFTINGS),
+        "share": 0.0,
+        "requests": requests,
+        "seed": seed,
+    }
+
+
+def test_nothing_is_lost_under_memory_pressure():
+    assert sum(run_and_check(**draw_pressed(seed)) > 0 for seed in range(100)) > 50
 
 
 STATISTICS = (
@@ -177,19 +227,8 @@ def decision(batch):
     return {name: getattr(batch, name) for name in STATISTICS} | places
 
 
-@pytest.mark.parametrize("named", [False, True], ids=["counted", "named"])
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("version", VERSIONS)
-@hypothesis_settings(deadline=None, max_examples=40)
-@given(
-    chunked=st.booleans(),
-    budget=st.sampled_from([8, 24, 100]),
-    seats=st.integers(1, 8),
-    spare=st.sampled_from([0, 1, 4, 20]),
-    requests=arrivals,
-    dying=st.booleans(),
-)
-def test_fast_path_decides_the_same(version, asynchronous, named, chunked, budget, seats, spare, requests, dying):
+def decide_twice(version, asynchronous, named, *, chunked, budget, seats, spare, requests, dying):
+    """Run a workload with both schedulers and compare every call; returns the preemptions."""
     config = settings(
         version,
         asynchronous=asynchronous,
@@ -198,8 +237,8 @@ def test_fast_path_decides_the_same(version, asynchronous, named, chunked, budge
         max_num_seqs=min(seats, budget),
         max_model_len=LENGTH,
     )
-    longest = max(min(a.prompt + a.outputs, LENGTH) - 1 for a in requests)
-    shape = CacheShape(-(-longest // 4) + spare, named, (GroupShape("full", 4),))
+    groups = (GroupShape("full", 4),)
+    shape = CacheShape(blocks_of_one(groups, requests) + spare, named, groups)
     assert takes_fast_path(config, shape)
     runs = []
     for make in (make_fast, make_rows):
@@ -225,3 +264,32 @@ def test_fast_path_decides_the_same(version, asynchronous, named, chunked, budge
     for number, (left, right) in enumerate(zip(fast[0], rows[0], strict=False)):
         assert left == right, number
     assert fast == rows
+    return sum(preemptions for preemptions, _ in rows[2])
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["counted", "named"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("version", VERSIONS)
+@hypothesis_settings(deadline=None, max_examples=40)
+@given(
+    chunked=st.booleans(),
+    budget=st.sampled_from([8, 24, 100]),
+    seats=st.integers(1, 8),
+    spare=st.sampled_from([0, 1, 5, 20]),
+    requests=arrivals,
+    dying=st.booleans(),
+)
+def test_fast_path_decides_the_same(version, asynchronous, named, **drawn):
+    decide_twice(version, asynchronous, named, **drawn)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["counted", "named"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_fast_path_decides_the_same_under_memory_pressure(version, asynchronous, named):
+    pressed = 0
+    for seed in range(20):
+        drawn = draw_pressed(seed)
+        drawn = {key: drawn[key] for key in ("chunked", "budget", "seats", "spare", "requests")}
+        pressed += decide_twice(version, asynchronous, named, **drawn, dying=seed % 4 == 0) > 0
+    assert pressed > 10

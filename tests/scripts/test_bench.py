@@ -2,9 +2,11 @@
 
 import importlib
 
+import numpy as np
 import pytest
 
 from scripts.bench import BENCHMARKS, median, text
+from scripts.bench_event import chat_turns, real_scheduler
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -31,8 +33,24 @@ def test_a_failure_is_the_result():
     assert "broken: failed, ImportError: x" in text({"broken": failed})
 
 
+def test_real_schedulers_are_found():
+    """The figures stand in a file, with the engine and version they belong to."""
+    assert real_scheduler("vllm", 256) == {"real_steps_per_cpu_s": 650.0, "real_scheduler": "vllm 0.10.2, 256 decodes"}
+    assert real_scheduler("sglang", 64)["real_steps_per_cpu_s"] == 2660.0
+
+
+def test_a_turn_repeats_what_was_said():
+    """Two conversations side by side: prompt 2 holds prompt 0 and its output, then something new."""
+    work = chat_turns(4, 1)
+    before = np.concatenate([work.token_ids[0], work.output_token_ids[0]])
+    assert work.token_ids[2][: len(before)].tolist() == before.tolist()
+    assert 50 <= work.prompt_tokens[2] - len(before) <= 350
+    assert (work.concurrency, len(work)) == (1, 4)
+
+
 def test_the_table():
     numbers = {"status": "ok", "steps_per_cpu_s": 123456.7, "peak_bytes": 5_000_000, "startup_s": 1.5, "steps": 10}
+    assert text({"event": numbers | {"real_steps_per_cpu_s": 650.0}}).split("\n")[1].split()[1:3] == ["123,457", "650"]
     lines = text({"event": numbers}).split("\n")
     assert lines[1].split() == ["event", "123,457", "1.50", "5"]
     assert lines[-1] == "event: steps 10"

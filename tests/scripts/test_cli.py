@@ -234,12 +234,17 @@ def test_memory_that_does_not_fit_says_what_would(headway):
     assert (answer["status"], answer["fits"], answer["smallest_tensor_parallel"]) == ("infeasible", False, 4)
 
 
-def test_sglangs_memory_follows_its_own_rule(headway):
-    found = headway("memory", "--serve", "sglang serve --model-path Qwen/Qwen3-32B --tp 2", "--json").json()
+def test_sglang_by_its_own_command_line(headway):
+    command = "sglang serve --model-path Qwen/Qwen3-32B --tp 2 --schedule-policy lpm"
+    found = headway("memory", "--serve", command, "--json").json()
     assert (found["engine"], found["tensor_parallel"]) == ("sglang", 2)
-    refused = headway("simulate", "--serve", "sglang serve --model-path Qwen/Qwen3-32B --tp 2", "--json")
+    found = headway(
+        "simulate", "--serve", command, "workload=fixed-128-128", "workload.num_requests=5", "--json"
+    ).json()
+    assert (found["completed"], found["engine_label"]) == (5, "sglang 0.5.23")
+    refused = headway("simulate", "--serve", command.replace("lpm", "sjf"), "--json")
     assert refused.code == 2
-    assert "engine.scheduler" in refused.json()["message"]
+    assert "engine.scheduling_policy=sjf" in refused.json()["message"]
 
 
 def test_the_catalogues(headway):

@@ -1,5 +1,6 @@
 """Flags of vLLM, SGLang and TensorRT-LLM, one row each: what they become, what is left out, what is refused."""
 
+import dataclasses
 import shlex
 
 import pytest
@@ -41,7 +42,7 @@ SERVE_ROWS = {
     "--max-model-len -1": ["engine.max_model_len=-1"],
     "--max-num-seqs 128": ["engine.max_num_seqs=128"],
     "--max-num-batched-tokens 2048": ["engine.max_num_batched_tokens=2048"],
-    "--long-prefill-token-threshold 0": [],
+    "--long-prefill-token-threshold 512": ["engine.long_prefill_token_threshold=512"],
     "--max-num-partial-prefills 1": [],
     "--enable-chunked-prefill": ["engine.enable_chunked_prefill=true"],
     "--enable-chunked-prefill false": ["engine.enable_chunked_prefill=false"],
@@ -49,7 +50,7 @@ SERVE_ROWS = {
     "--enable-prefix-caching": ["engine.enable_prefix_caching=true"],
     "--no-enable-prefix-caching": ["engine.enable_prefix_caching=false"],
     "--no_enable_prefix_caching": ["engine.enable_prefix_caching=false"],
-    "--scheduling-policy fcfs": [],
+    "--scheduling-policy fcfs": ["engine.scheduling_policy=fcfs"],
     "--enforce-eager": ["engine.enforce_eager=true"],
     "--max-cudagraph-capture-size 256": ["engine.max_cudagraph_capture_size=256"],
     "--cudagraph-capture-sizes 1 2 4 -tp 2": [
@@ -62,6 +63,7 @@ SERVE_ROWS = {
     "-O0": ["engine.cudagraph_mode=NONE"],
     "-O3": [],
     "--async-scheduling": ["engine.async_scheduling=true"],
+    "--scheduling-policy priority": ["engine.scheduling_policy=priority"],
     "--no-async-scheduling": ["engine.async_scheduling=false"],
     "--disable-hybrid-kv-cache-manager": ["engine.hybrid_kv_cache=false"],
     "--hf-overrides '{\"num_hidden_layers\": 8}'": ["++model.config.num_hidden_layers=8"],
@@ -80,8 +82,6 @@ LEFT_OUT = {
     "--speculative-config.method eagle": "speculative decoding is not modelled yet",
     '--kv-transfer-config \'{"kv_connector": "x"}\'': "KV transfer between instances is not modelled yet",
     "--cpu-offload-gb 4": "weights in host memory are not modelled yet",
-    "--scheduling-policy priority": "no priorities",
-    "--long-prefill-token-threshold 512": "not modelled yet",
     "--max-num-partial-prefills 2": "no such rule",
     "--host 0.0.0.0": "does not change",
     "--port 8000": "does not change",
@@ -254,15 +254,16 @@ def test_mistakes_in_a_load_generators_flags(flags, said):
         bench(flags)
 
 
-def test_sglang_and_trtllm_are_read_for_their_memory(tmp_path):
+def test_sglang_and_trtllm_are_read(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     found = serve(
         f"python -m sglang.launch_server --model-path {tmp_path} --tp 4 --mem-fraction-static 0.9 "
         "--disable-radix-cache --max-running-requests 64 --chunked-prefill-size 4096 --page-size 16 "
-        "--cuda-graph-max-bs 32 --enable-dp-attention"
+        "--cuda-graph-max-bs 32 --enable-dp-attention --schedule-policy lpm --enable-mixed-chunk "
+        "--disable-overlap-schedule --schedule-conservativeness 0.5"
     )
     assert set(found.overrides) == {
-        "engine=sglang-0.5",
+        "engine=sglang-0.5.23",
         f"model={tmp_path}",
         "deployment.tensor_parallel=4",
         "engine.gpu_memory_utilization=0.9",
@@ -271,9 +272,15 @@ def test_sglang_and_trtllm_are_read_for_their_memory(tmp_path):
         "engine.max_num_batched_tokens=4096",
         "engine.block_size=16",
         "engine.max_cudagraph_capture_size=32",
+        "engine.scheduling_policy=lpm",
+        "engine.async_scheduling=false",
+        "++engine.scheduler_options.enable_mixed_chunk=true",
+        "++engine.scheduler_options.schedule_conservativeness=0.5",
     }
     assert [flag for flag, _ in found.ignored] == ["--enable-dp-attention"]
-    assert "its scheduler is not simulated yet" in found.notes[0]
+    assert not found.notes
+    found = serve(f"sglang serve --model-path {tmp_path} --chunked-prefill-size -1")
+    assert "engine.enable_chunked_prefill=false" in found.overrides
     found = serve(f"trtllm-serve {tmp_path} --tp_size 2 --kv_cache_free_gpu_memory_fraction 0.8 --max_batch_size 8")
     assert set(found.overrides) == {
         "engine=trtllm-1.0",
@@ -355,8 +362,9 @@ def test_an_engine_without_a_command():
 def test_every_key_of_the_table_exists(program):
     """A flag has exactly one meaning: a key of the schema, a rule, or a reason to leave it out."""
     from conf.mistakes import keys
+    from sim.scheduler.sglang import Options
 
-    known = set(keys())
+    known = set(keys()) | {f"++engine.scheduler_options.{field.name}" for field in dataclasses.fields(Options)}
     names, _ = table(program)
     for name, flag in names.items():
         assert sum((flag.key is not None, flag.special is not None, bool(flag.why))) == 1, name

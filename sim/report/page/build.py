@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sim.report.bottleneck import Verdict
+from sim.report.console import percent
 from sim.report.metrics import Metrics, latencies, meets
 from sim.report.page.data import chart_data
 from sim.report.plain import plain, to_json
@@ -173,17 +174,13 @@ def headline(result: SimulationResult, metrics: Metrics) -> str:
 
 
 def hits_html(metrics: Metrics) -> str:
-    """The place of the hit-rate chart, with the run's totals; nothing where no prefix was looked up."""
+    """The place of the hit-rate chart, with the run's rate; nothing where no prefix was looked up."""
     found = metrics.prefix_cache
     if found is None:
         return ""
-    rate, whole = (
-        quantity(None if share is None else 100 * share) for share in (found.hit_rate, found.hit_rate_with_preempted)
-    )
-    words = f"{rate}% of the {found.queries:,} tokens looked up"
+    words = f"{quantity(percent(found.hit_rate))}% of the tokens looked up"
     if found.preempted_lookups:
-        words += f"; {whole}% with the look-ups of requests that had been preempted"
-    words += f". At first admission: {metrics.cached_tokens:,} tokens"
+        words += f", {quantity(percent(found.hit_rate_with_preempted))}% with preempted requests"
     return (
         f"<figure><figcaption>Prefix cache hits <span>{words}</span></figcaption>"
         '<div class="chart" id="time-hits"></div></figure>'

@@ -61,7 +61,7 @@ def make(settings: EngineSettings, cache: CacheShape) -> SglangScheduler:
     )
 
 
-def largest_batch(settings: EngineSettings) -> int:
+def most_batch_tokens(settings: EngineSettings) -> int:
     """Tokens of the largest batch: a chunk, all that decode, or what uncut prompts can add up to."""
     if settings.chunked_prefill:
         return max(settings.max_num_batched_tokens, settings.max_num_seqs)

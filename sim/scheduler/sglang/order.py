@@ -37,11 +37,6 @@ class QueueOrder:
         """Smaller is more urgent."""
         return self._sign * request.priority
 
-    @property
-    def plain(self) -> bool:
-        """Whether a request that is added at the end stays behind the others."""
-        return self.policy == "fcfs" and not self._priority
-
     def sort(self, waiting: list[SglangRequest], counted: int) -> None:
         """Order the queue; `counted` tokens were computed so far."""
         if not waiting:

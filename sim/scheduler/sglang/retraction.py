@@ -59,7 +59,8 @@ def preemption_victims(
     """
     need = request.tried_tokens - request.tried_hit + min(request.max_new, CLIP_MAX_NEW) - admission.total_left
     victims = []
-    for candidate in sorted(running, key=lambda r: (-urgency(r), -r.enqueued)):
+    unfinished = [candidate for candidate in running if candidate.out < candidate.outputs]
+    for candidate in sorted(unfinished, key=lambda r: (-urgency(r), -r.enqueued)):
         if urgency(candidate) - urgency(request) <= threshold:
             break
         victims.append(candidate)

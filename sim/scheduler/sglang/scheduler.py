@@ -417,7 +417,7 @@ class SglangScheduler:
             pool.extend(row.computed, row.computed + row.tokens)
             batch.add_chunk(row.computed, row.tokens)
             if row.kind == "c":
-                stats.queries += row.tokens
+                stats.ask_more(row.tokens, request.preemptions > 0)
             else:
                 admitted.append(request)
                 stats.count(row.computed + row.tokens, row.computed, row.kind == "r")

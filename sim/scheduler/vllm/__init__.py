@@ -62,7 +62,12 @@ def make_fast(settings: EngineSettings, cache: CacheShape) -> ContinuousBatching
     profile = settings.profile
     blocks: CountedBlocks[DecodingRequest] | PrefixBlocks[DecodingRequest]
     if cache.named:
-        blocks = PrefixBlocks(cache.usable_blocks, settings.block_size, profile.cache.unhashed_blocks_first)
+        blocks = PrefixBlocks(
+            cache.usable_blocks,
+            settings.block_size,
+            profile.cache.unhashed_blocks_first,
+            reuse=settings.prefix_caching,
+        )
     else:
         blocks = CountedBlocks(cache.usable_blocks, settings.block_size)
     return ContinuousBatching(
