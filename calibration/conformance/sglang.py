@@ -53,6 +53,8 @@ def make(config: dict[str, Any], version: str) -> SglangScheduler:
     if unknown:
         raise Unsupported(f"the setting {min(unknown)} is not simulated")
     settings = {name: config[key] for key, name in OPTIONS.items() if config.get(key) is not None}
+    if settings.get("retraction_policy") != "priority":
+        settings.pop("retraction_policy", None)
     if not config.get("priority"):
         settings = {name: value for name, value in settings.items() if name not in OF_PRIORITY}
     policy = config.get("policy", "fcfs")

@@ -27,8 +27,8 @@ def default_limits(
     """`(max_num_batched_tokens, max_num_seqs, why)`; given limits stay as they are.
 
     The device's tier gives both. A default token budget is lowered to
-    `max_num_seqs x max_model_len`, a default number of sequences to the token budget (not SGLang's, whose budget is that
-    of prefills alone).
+    `max_num_seqs x max_model_len`, a default number of sequences to the token budget (not in SGLang, whose budget is
+    that of prefills alone).
     Source: recorded defaults of vLLM 0.10.2, 0.19.0 and 0.33.0 (rules in the profile).
     """
     if usage not in USAGES:

@@ -141,9 +141,9 @@ class EngineSettings:
 
     `graph_sizes` are the captured token counts, ascending (empty: eager), `prefill_graph_sizes` those of batches with a
     prefill where they have their own. `graph_mode` is NONE, PIECEWISE, FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE.
-    `batches_in_flight`: how many batches may be scheduled before the first of them returns (1: synchronous). `pipeline_parallel`: stages of the model.
-    `gpu_memory_utilization` is the fraction in the engine's own sense (SGLang: of memory for weights and KV;
-    TensorRT-LLM: of what is free after loading).
+    `batches_in_flight`: how many batches may be scheduled before the first of them returns (1: synchronous).
+    `pipeline_parallel`: stages of the model. `gpu_memory_utilization` is the fraction in the engine's own sense
+    (SGLang: of memory for weights and KV; TensorRT-LLM: of what is free after loading).
     """
 
     name: str

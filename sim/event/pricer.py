@@ -1,6 +1,6 @@
 """The exact engine's price of a batch: two table look-ups and the closed form of the lengths."""
 
-from sim.cost.lengths import FLOATS, lengths_s
+from sim.cost.lengths import FLOATS, decodes_s, lengths_s
 from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
 from sim.deployment.graphs import EAGER, prefill_runs_as, runs_as
@@ -40,6 +40,9 @@ class Pricer:
             fixed_s = self._token_s[graph][padded] + self._row_s[batch.emitting]
         else:
             fixed_s, padded, graph = self._decodes[decodes]
+        if not prefill_tokens:
+            lone_s = decodes_s(self._terms, decodes, batch.decode_sum, batch.decode_max, batch.decode_sumsq)
+            return int(1e9 * (fixed_s + lone_s) + 0.5), padded, graph
         seconds = fixed_s + lengths_s(
             FLOATS,
             self._terms,

@@ -106,7 +106,7 @@ class Replica:
         """Inter-token latencies of a numbered batch, which says which batches its tokens follow."""
         numbered_ns = self._numbered_ns
         numbered_ns[number] = now_ns
-        if follows:
+        if follows is not None:
             self.tells_follows = True
             self._client.continued((now_ns - numbered_ns[before], rows) for before, rows in follows.items())
 

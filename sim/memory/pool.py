@@ -4,6 +4,7 @@ Blocks keep their hash when freed, and can be found until they are taken again (
 block leaves the free queue).
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 from struct import iter_unpack
 from typing import Protocol
@@ -40,8 +41,8 @@ class BlockPool:
     def __init__(self, usable: int, unhashed_first: bool):
         self.free = usable
         self.references = [0] * (usable + 1)
-        self._next = [*range(1, usable + 1), 0]
-        self._before = [usable, *range(usable)]
+        self._next = array("i", [*range(1, usable + 1), 0])
+        self._before = array("i", [usable, *range(usable)])
         self.hash_of: list[int | None] = [None] * (usable + 1)
         # The block registered first under a hash; it may have been taken since, and then has another hash or none.
         self.by_hash: dict[int, int] = {}

@@ -117,7 +117,8 @@ def _step_events(result: SimulationResult, order: np.ndarray) -> list[dict[str, 
 def _spans(result: SimulationResult, order: np.ndarray) -> list[list[list[int]]]:
     """Start and end of each step on each pipeline stage."""
     timed = result.steps if result.stages is None else result.stages
-    start, end = (np.asarray(column)[order].reshape(len(order), -1) for column in (timed.start_ns, timed.end_ns))
+    shape = (len(order), 1 if result.stages is None else result.stages.stages)
+    start, end = (np.asarray(column)[order].reshape(shape) for column in (timed.start_ns, timed.end_ns))
     spans: list[list[list[int]]] = np.stack([start, end], axis=2).tolist()
     return spans
 

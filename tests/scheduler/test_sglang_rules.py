@@ -9,6 +9,7 @@ from sim.deployment.rules import SglangRules
 from sim.memory.shape import CacheShape, GroupShape
 from sim.scheduler.options import read_options
 from sim.scheduler.sglang import Options, make, most_batch_tokens
+from sim.scheduler.sglang.pool import TokenPool
 from sim.scheduler.sglang.ratio import NewTokenRatio
 from sim.scheduler.sglang.retraction import retraction_order
 from tests.event.conftest import make_settings
@@ -283,6 +284,15 @@ def test_older_versions_charge_no_page():
         turn(made)
         made.add(request(1, 20, 40))
         assert names(turn(made)[0].admitted) == admitted
+
+
+def test_a_pool_that_a_prefill_exhausts_is_said():
+    pool = TokenPool(70, 16)
+    pool.extend(0, 33)
+    assert (pool.tokens, pool.free) == (64, 16)
+    pool.extend(33, 48)
+    with pytest.raises(ValueError, match="finds the KV pool of 64 tokens exhausted, at which SGLang stops"):
+        pool.extend(0, 17)
 
 
 def settings(**changes):

@@ -19,14 +19,6 @@ LEAST_RUNNING, MOST_RUNNING = 2048, 4096
 """Bounds of the running requests that SGLang chooses by itself: 512 of the longest for each that the pool holds."""
 
 
-def most_batch_tokens(settings: EngineSettings) -> int:
-    """Tokens of the largest batch: whole prompts are added while room is left, so the last may reach beyond it."""
-    if settings.chunked_prefill:
-        return settings.max_num_batched_tokens + settings.max_num_seqs
-    options = read_options(Options, settings.scheduler_options, "the scheduler sglang")
-    return options.max_prefill_tokens + settings.max_model_len
-
-
 def make(settings: EngineSettings, cache: CacheShape) -> SglangScheduler:
     """One replica's scheduler.
 
@@ -62,7 +54,10 @@ def make(settings: EngineSettings, cache: CacheShape) -> SglangScheduler:
 
 
 def most_batch_tokens(settings: EngineSettings) -> int:
-    """Tokens of the largest batch: a chunk, all that decode, or what uncut prompts can add up to."""
+    """Tokens of the largest batch: a chunk, all that decode, or what prompts that are not cut can add up to.
+
+    Those are added while room is left, so the last may reach beyond it.
+    """
     if settings.chunked_prefill:
         return max(settings.max_num_batched_tokens, settings.max_num_seqs)
     most = read_options(Options, settings.scheduler_options, "the scheduler sglang").max_prefill_tokens

@@ -2,13 +2,12 @@
 
 from sim.deployment.rules import SglangRules
 from sim.scheduler.sglang.pool import TokenPool
+from sim.scheduler.sglang.ratio import CLIP_MAX_NEW
 from sim.scheduler.sglang.request import SglangBatch, SglangRequest, SglangRow
 from sim.scheduler.sglang.running import Running
 
 
 CONTINUE, OTHER, NO_TOKEN = range(3)
-CLIP_MAX_NEW = 4096
-"""Outputs of one request are reserved up to so many tokens."""
 
 
 class Admission:
@@ -48,10 +47,13 @@ class Admission:
         self._page = pool.page_size if rules.reserve_page else 0
         self._queue_of_ends: list[tuple[float, int]] | None = None
         in_full = rules.ignore_eos_in_full
-        self.off += sum(
-            (left if left < CLIP_MAX_NEW else CLIP_MAX_NEW) * (1 if in_full and request.ignore_eos else ratio)
-            for left, request in zip(running.outputs_left(pending), running.rows.values(), strict=True)
-        )
+        wanted: float | None = running.wanted_in_full(pending) if in_full else None
+        if wanted is None:
+            wanted = sum(
+                (left if left < CLIP_MAX_NEW else CLIP_MAX_NEW) * (1 if in_full and request.ignore_eos else ratio)
+                for left, request in zip(running.outputs_left(pending), running.rows.values(), strict=True)
+            )
+        self.off += wanted
 
     @property
     def total_left(self) -> float:

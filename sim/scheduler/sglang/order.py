@@ -109,12 +109,13 @@ def _depth_first(waiting: list[SglangRequest], ends: list[Node], root: Node) -> 
             weight[node] = weight.get(node, 0) + 1
             node = node.parent
     ordered: list[SglangRequest] = []
-
-    def visit(node: Node) -> None:
-        below = [child for child in node.children.values() if child in weight]
-        for child in sorted(below, key=lambda c: -weight[c]):
-            visit(child)
-        ordered.extend(at.get(node, ()))
-
-    visit(root)
+    stack = [(root, False)]
+    while stack:
+        top, seen = stack.pop()
+        if seen:
+            ordered.extend(at.get(top, ()))
+            continue
+        stack.append((top, True))
+        below = sorted((child for child in top.children.values() if child in weight), key=lambda c: -weight[c])
+        stack.extend((child, False) for child in reversed(below))
     return ordered

@@ -69,8 +69,16 @@ class TokenPool:
         request.protected = 0
 
     def extend(self, start: int, end: int) -> None:
-        """Take the pages with which a request grows from `start` to `end` tokens."""
+        """Take the pages with which a request grows from `start` to `end` tokens.
+
+        **Raises:** `ValueError` where they are not there, which an admission without room for a page can lead to.
+        """
         self.free -= self.ceil(end) - self.ceil(start)
+        if self.free < 0:
+            raise ValueError(
+                f"a prefill finds the KV pool of {self.tokens:,} tokens exhausted, at which SGLang stops with an "
+                "error: raise engine.num_gpu_blocks_override, or lower engine.block_size or engine.max_num_seqs"
+            )
 
     def store(self, request: SglangRequest, tokens: int) -> None:
         """Put the first `tokens` of a request in the tree, which goes on holding them; its own copies are freed."""

@@ -3,6 +3,8 @@
 INITIAL = 0.7
 LEAST = 0.14
 DECAY_STEPS = 600
+CLIP_MAX_NEW = 4096
+"""Outputs of one request are reserved up to so many tokens."""
 RETRACT_DECODE_STEPS = 20
 """Decode steps that a retraction makes room for."""
 

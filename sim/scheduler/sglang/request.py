@@ -4,6 +4,7 @@ import numpy as np
 
 from sim.memory.radix import Node
 from sim.scheduler.base import Batch, Request, Row
+from sim.scheduler.sglang.ratio import CLIP_MAX_NEW
 
 
 class SglangRequest(Request):
@@ -12,7 +13,8 @@ class SglangRequest(Request):
     `outputs` tokens come out; the engine only knows that at most `max_new` do, and that the end comes no earlier if the
     request has `ignore_eos`. `out` tokens have come out; while it decodes that is known from `key`: at tick t of the
     running batch it has `key + t` tokens with a KV slot, and may get `ceiling - t` more after those under way
-    (`sim.scheduler.sglang.running`). Before, `computed` counts them. `protected` of them lie in the tree and are locked on the path to `node`.
+    (`sim.scheduler.sglang.running`). Before, `computed` counts them. `protected` of them lie in the tree and are locked
+    on the path to `node`.
     """
 
     __slots__ = (
@@ -73,13 +75,20 @@ class SglangRequest(Request):
         return self.prompt + self.out
 
     @property
+    def in_full(self) -> bool:
+        """Whether all outputs it is allowed are reserved for it: it ignores EOS, and they are not clipped."""
+        return self.ignore_eos and self.max_new <= CLIP_MAX_NEW
+
+    @property
     def content(self) -> bytes:
         """All its tokens, outputs to come included, as the tree takes them; unknown ones are like nobody else's."""
         if self._content is None:
-            ids = self.token_ids
-            known = np.empty(0, np.int64) if ids is None else ids[: self.prompt + self.outputs].astype(np.int64)
-            rest = np.arange(len(known), self.prompt + self.outputs, dtype=np.int64)
-            ids = np.concatenate([known, rest + (self.output_base - self.prompt)])
+            first, length = self.output_base - self.prompt, self.prompt + self.outputs
+            if self.token_ids is None:
+                ids = np.arange(first, first + length, dtype=np.int64)
+            else:
+                known = self.token_ids[:length].astype(np.int64)
+                ids = np.concatenate([known, np.arange(first + len(known), first + length, dtype=np.int64)])
             if self.last_token_id is not None:
                 ids[-1] = self.last_token_id
             self._content = ids.tobytes()

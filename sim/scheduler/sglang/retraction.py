@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from sim.scheduler.sglang.admission import CLIP_MAX_NEW, Admission
+from sim.scheduler.sglang.admission import Admission
 from sim.scheduler.sglang.pool import TokenPool
-from sim.scheduler.sglang.ratio import RETRACT_DECODE_STEPS
+from sim.scheduler.sglang.ratio import CLIP_MAX_NEW, RETRACT_DECODE_STEPS
 from sim.scheduler.sglang.request import SglangRequest
 from sim.scheduler.sglang.running import Running
 

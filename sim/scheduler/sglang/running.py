@@ -30,6 +30,7 @@ class Running:
         self._page_size = page_size
         self._by_class = [0] * page_size
         self._key_sum = self._key_squares = self._count = 0
+        self._ceiling_sum = self._in_full = 0
         self._longest: list[tuple[int, int, SglangRequest]] = []
         self._places = 0
         self._ends: dict[int, list[SglangRequest]] = {}
@@ -45,6 +46,8 @@ class Running:
         self._count += 1
         self._key_sum += key
         self._key_squares += key * key
+        self._ceiling_sum += request.ceiling
+        self._in_full += request.in_full
         heappush(self._longest, (-key, request.place, request))
         last = request.prompt + request.outputs - 1 - key
         if last > self.tick:
@@ -63,6 +66,8 @@ class Running:
         self._count -= 1
         self._key_sum -= key
         self._key_squares -= key * key
+        self._ceiling_sum -= request.ceiling
+        self._in_full -= request.in_full
         ends = self._ends.get(request.prompt + request.outputs - 1 - key)
         if ends is not None and request in ends:
             ends.remove(request)
@@ -93,6 +98,15 @@ class Running:
         if pending is not None:
             tick -= 1
         return [r.ceiling - tick for r in self.rows.values()]
+
+    def wanted_in_full(self, pending: SglangBatch | None) -> int | None:
+        """The sum of `outputs_left`, if every row will want all of it; otherwise None."""
+        if self._in_full < self._count or len(self.rows) < self._count:
+            return None
+        late = 0
+        if pending is not None:
+            late = self._follows.get(pending.number, 0) if pending.mode == "extend" else self._count
+        return self._ceiling_sum - self._count * self.tick + late
 
     @property
     def need(self) -> int:
