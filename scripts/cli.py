@@ -76,6 +76,9 @@ def main(words: Sequence[str] | None = None) -> int:
     as_json = "--json" in words
     words = [word for word in words if word != "--json"]
     out = sys.stdout
+    with contextlib.suppress(AttributeError):
+        # Names of files need not be text: what cannot be written is written as \udcff, in JSON too.
+        out.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         # With --json, whatever a library prints must not reach standard output.
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

@@ -28,6 +28,8 @@ def run(arguments: Arguments) -> Answer:
     from calibration.conformance.sets import find_sets
 
     sets = find_sets(path)
+    if not any(found.pairs or found.orphans for found in sets):
+        raise ValueError(f"{path}: no traces here to replay, only scenarios; wanted are folders with traces/, too.")
     headers = check_headers(sets)
     outcomes = []
     with progress(len(headers), "replaying", not arguments.switch("--json")) as tick:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 
@@ -15,6 +16,9 @@ ORDER = (
     *("completed", "out", "nout", "spec", "fin", "drop", "free_end", "avail_end", "evict_end", "ntr_end"),
 )
 """The fields in the order in which a step decides them."""
+
+MOST_STEPS_AFTER = 50_000
+"""Steps that a run is followed after the other has ended or gone another way, to see whether it is stuck."""
 
 ABSENT = "absent"
 END = "the end of the run"
@@ -94,11 +98,12 @@ def ends_stuck(line: dict[str, Any], rest: Iterator[dict[str, Any]]) -> bool:
 
 
 def summary(line: dict[str, Any], rest: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """The summary that a run ends with, its rest read through."""
-    while "summary" not in line:
-        line = next(rest)
-    found: dict[str, Any] = line["summary"]
-    return found
+    """The summary that a run ends with, its rest read through; empty if that is too long."""
+    for after in chain([line], islice(rest, MOST_STEPS_AFTER)):
+        if "summary" in after:
+            found: dict[str, Any] = after["summary"]
+            return found
+    return {}
 
 
 def fields(first: dict[str, Any], second: dict[str, Any]) -> list[str]:

@@ -54,10 +54,12 @@ def check_headers(sets: list[RecordedSet]) -> dict[Pair, Header]:
             versions = known.get(header.engine)
             if versions is None:
                 engines = ", ".join(known)
-                raise Malformed(f"{pair.trace}, line 1: the engine {header.engine!r} is unknown, known are {engines}.")
+                raise Malformed(
+                    f"{pair.trace}, line 1: the engine {header.engine!r:.60} is unknown, known are {engines}."
+                )
             if header.version not in versions and playable(header.engine):
                 raise Malformed(
-                    f"{pair.trace}, line 1: version {header.version!r} of {header.engine} is unknown, known are "
+                    f"{pair.trace}, line 1: version {header.version!r:.60} of {header.engine} is unknown, known are "
                     f"{', '.join(versions)}."
                 )
             found[pair] = header

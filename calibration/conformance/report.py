@@ -52,7 +52,10 @@ def sentence(difference: Difference) -> str:
         field = f"{field}.{key}"
         recorded, simulated = recorded.get(key, ABSENT), simulated.get(key, ABSENT)
     where = "" if difference.step is None else f"step {difference.step}, "
-    return f"{where}{field}: recorded {shown(recorded)}, simulated {shown(simulated)}"
+    left, right = shown(recorded), shown(simulated)
+    if left == right:
+        left, right = json.dumps(recorded), json.dumps(simulated)  # a text that looks like a number
+    return f"{where}{field}: recorded {left}, simulated {right}"
 
 
 def shown(value: Any) -> str:

@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from calibration.conformance.lines import Malformed, read_text
+from calibration.conformance.lines import Malformed, not_json, read_text
 
 
-OUTPUT_BASE = 1 << 40
-SEED_STRIDE = 1 << 16
+SEED_STRIDE = 1 << 24
+OUTPUT_BASE = 1 << 62
+MOST_SEEDS = OUTPUT_BASE // SEED_STRIDE
+MOST_TOKENS = SEED_STRIDE
+"""Contents are told apart for seeds below the one, in segments of up to the other."""
 
 
 class Unsupported(Exception):
@@ -65,7 +68,9 @@ def read_scenario(path: Path) -> Scenario:
         content = json.loads(text)
     except ValueError as error:
         line = getattr(error, "lineno", 1)
-        raise Malformed(f"{path}, line {line}: this is not JSON ({getattr(error, 'msg', error)}).") from None
+        raise Malformed(f"{path}, line {line}: this is not JSON ({not_json(error)}).") from None
+    except RecursionError:
+        raise Malformed(f"{path}, line 1: this is nested too deeply.") from None
     if not isinstance(content, dict):
         raise Malformed(f"{path}, line 1: a scenario is one JSON object, got {content!r:.60}.")
     name = content.get("name")
@@ -76,7 +81,9 @@ def read_scenario(path: Path) -> Scenario:
         raise Malformed(f"{path}, line {line_of(text, 'config')}: config must be an object, got {config!r:.60}.")
     requests = content.get("requests")
     if not isinstance(requests, list) or not requests:
-        raise Malformed(f"{path}, line {line_of(text, 'requests')}: requests must be a list, got {requests!r:.60}.")
+        raise Malformed(
+            f"{path}, line {line_of(text, 'requests')}: requests must be a list of at least one, got {requests!r:.60}."
+        )
     seen: set[str] = set()
     for number, request in enumerate(requests):
         wrong = mistake(request, seen)
@@ -97,7 +104,7 @@ def mistake(request: Any, seen: set[str]) -> str:
     if not isinstance(request, dict):
         return f"must be an object, got {request!r:.60}"
     identity = request.get("id")
-    if not isinstance(identity, str):
+    if not isinstance(identity, str) or not identity:
         return f"must have an id, a text, got {identity!r:.60}"
     if identity in seen:
         return "has the id of an earlier one"
@@ -105,15 +112,26 @@ def mistake(request: Any, seen: set[str]) -> str:
     for key in ("arrival_step", "out_seed"):
         if not is_count(request.get(key)):
             return f"must have {key}, a whole number from 0, got {request.get(key)!r:.60}"
+    if request["out_seed"] >= MOST_SEEDS:
+        return f"must have an out_seed below {MOST_SEEDS:,}, got {request['out_seed']!r:.60}"
     prompt = request.get("prompt")
     if not isinstance(prompt, list) or not prompt or not all(map(is_segment, prompt)):
         return f'must have a prompt of segments ["p" or "o", seed, length], got {prompt!r:.60}'
+    if sum(length for _, _, length in prompt) > MOST_TOKENS or any(seed >= MOST_SEEDS for _, seed, _ in prompt):
+        return (
+            f"must have a prompt of at most {MOST_TOKENS:,} tokens and seeds below {MOST_SEEDS:,}, got {prompt!r:.60}"
+        )
     return ""
 
 
 def is_count(value: Any) -> bool:
     """Whether a value is a whole number from 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return is_whole(value) and value >= 0
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_segment(segment: Any) -> bool:

@@ -3,7 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
-from calibration.conformance.scenario import Scenario, Unsupported, output_base, prompt_tokens, require, token_ids
+from calibration.conformance.scenario import (
+    Scenario,
+    Unsupported,
+    is_count,
+    is_whole,
+    output_base,
+    prompt_tokens,
+    refuse,
+    require,
+    token_ids,
+)
 from sim.deployment.settings import load_engine
 from sim.scheduler.options import read_options
 from sim.scheduler.sglang import POLICIES, Options, SglangBatch, SglangRequest, SglangScheduler
@@ -34,6 +44,7 @@ SHARED = (
     "policy",
     "overlap",
 )
+SWITCHES = ("overlap", "mixed_chunk", "disable_radix", "priority", "low_first", "disable_prio_preemption")
 PATIENCE = 10_000
 """Turns without a token, with requests unfinished and none to come, after which a run is stuck."""
 
@@ -44,7 +55,37 @@ def play(scenario: Scenario, version: str) -> Iterator[dict[str, Any]]:
     `Unsupported` for settings that this scheduler does not know; `Malformed` for a scenario that lacks some.
     """
     require(scenario, CONFIG, ("max_new_tokens",))
+    check(scenario)
     return Run(scenario, make(scenario.config, version)).steps()
+
+
+def check(scenario: Scenario) -> None:
+    """`Malformed` for a scenario of SGLang whose optional keys hold something else than they should."""
+    config = scenario.config
+    for key in SWITCHES:
+        if config.get(key) is not None and not isinstance(config[key], bool):
+            raise refuse(scenario, f"config.{key}", "true or false", config[key])
+    for key in ("chunked_prefill_size", "prio_threshold"):
+        if config.get(key) is not None and not is_whole(config[key]):
+            raise refuse(scenario, f"config.{key}", "a whole number", config[key])
+    scale = config.get("conservativeness")
+    if scale is not None and not (isinstance(scale, int | float) and not isinstance(scale, bool) and scale >= 0):
+        raise refuse(scenario, "config.conservativeness", "a number from 0", scale)
+    for key in ("policy", "retraction_policy"):
+        if not isinstance(config.get(key) or "", str):
+            raise refuse(scenario, f"config.{key}", "a text", config[key])
+    if config["page_size"] > config["pool_tokens"]:
+        most = f"at most config.pool_tokens={config['pool_tokens']}"
+        raise refuse(scenario, "config.page_size", most, config["page_size"])
+    for request in scenario.requests:
+        about = f"of request {request['id']}"
+        if not is_whole(request.get("priority", 0)):
+            raise refuse(scenario, f"priority {about}", "a whole number", request["priority"])
+        if request.get("ignore_eos") is not None and not isinstance(request["ignore_eos"], bool):
+            raise refuse(scenario, f"ignore_eos {about}", "true or false", request["ignore_eos"])
+        ends = request.get("eos_len")
+        if ends is not None and (not is_count(ends) or ends == 0):
+            raise refuse(scenario, f"eos_len {about}", "a whole number from 1", ends)
 
 
 def make(config: dict[str, Any], version: str) -> SglangScheduler:
@@ -57,7 +98,8 @@ def make(config: dict[str, Any], version: str) -> SglangScheduler:
         settings.pop("retraction_policy", None)
     if not config.get("priority"):
         settings = {name: value for name, value in settings.items() if name not in OF_PRIORITY}
-    policy = config.get("policy", "fcfs")
+    chunk = config.get("chunked_prefill_size")  # as its server argument: not above 0, prompts are not cut
+    policy = config.get("policy") or "fcfs"
     if policy not in POLICIES:
         raise Unsupported(f"the policy {policy} is not simulated")
     try:
@@ -69,7 +111,7 @@ def make(config: dict[str, Any], version: str) -> SglangScheduler:
         config["page_size"],
         max_running=config["max_running_requests"],
         context_len=config["context_len"],
-        chunk=config.get("chunked_prefill_size"),
+        chunk=chunk if chunk is not None and chunk > 0 else None,
         policy=policy,
         overlap=bool(config.get("overlap")),
         options=options,

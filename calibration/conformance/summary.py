@@ -28,6 +28,10 @@ class Summary:
                 self._admitted.add(name)
                 if cached:
                     self.cached_first[name] = cached
+        self.end(step)
+
+    def end(self, step: dict[str, Any]) -> None:
+        """The requests that ended at a step, which need not have scheduled anything."""
         for key in ("abort", "abort_mid", "fin"):
             for name in step.get(key, ()):
                 self.ends[name] = step["step"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibration.conformance.lines import Malformed, read_lines
+from calibration.conformance.lines import Malformed, not_json, read_lines
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ def read_header(path: Path) -> Header:
             raise Malformed(f'{path}, line {number}: the first line of a trace must be {{"header": ...}}.')
         for key in ("engine", "version", "scenario"):
             if not isinstance(content.get(key), str):
-                raise Malformed(f"{path}, line {number}: the header has no {key}, got {content.get(key)!r:.60}.")
+                raise Malformed(
+                    f"{path}, line {number}: the header's {key} must be a text, got {content.get(key)!r:.60}."
+                )
         return Header(content["engine"], content["version"], content["scenario"])
     raise Malformed(f"{path}, line 1: the trace is empty; its first line must be a header.")
 
@@ -45,7 +47,11 @@ def read_steps(path: Path) -> Iterator[dict[str, Any]]:
         content = parse(path, number, line)
         if ended:
             raise Malformed(f"{path}, line {number}: the summary, the line before, must be the last.")
-        if isinstance(content.get("summary"), dict):
+        if "summary" in content:
+            if not isinstance(content["summary"], dict):
+                raise Malformed(
+                    f"{path}, line {number}: the summary must be an object, got {content['summary']!r:.60}."
+                )
             ended = True
         else:
             step = content.get("step")
@@ -64,8 +70,7 @@ def parse(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         content = json.loads(line)
     except ValueError as error:
-        said = getattr(error, "msg", error)
-        raise Malformed(f"{path}, line {number}: this is not JSON ({said}).") from None
+        raise Malformed(f"{path}, line {number}: this is not JSON ({not_json(error)}).") from None
     except RecursionError:
         raise Malformed(f"{path}, line {number}: this is nested too deeply.") from None
     if not isinstance(content, dict):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from calibration.conformance.scenario import Scenario, Unsupported, is_count, refuse, require
+from calibration.conformance.scenario import Scenario, Unsupported, is_count, prompt_tokens, refuse, require
 from calibration.conformance.summary import Summary
 from calibration.conformance.vllm_requests import RecordedProgress, Timetable, check_requests
 from sim.deployment.engine import EngineProfile, EngineSettings
@@ -26,6 +26,9 @@ from sim.scheduler.vllm import make_rows
 
 
 CONFIG = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_gpu_blocks")
+SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
+MOST_BLOCKS = 1 << 24
+MOST_IN_FLIGHT = 256
 KINDS = ("full", "mla", "swa", "chunk", "mamba")
 WINDOWED = ("swa", "chunk")
 PATIENCE = 1000
@@ -61,9 +64,26 @@ def check(scenario: Scenario) -> None:
     config = scenario.config
     require(scenario, CONFIG, ("max_tokens",))
     check_requests(scenario)
-    for key in ("pp", "depth", "long_prefill_token_threshold"):
-        if config.get(key) is not None and not is_count(config[key]):
-            raise refuse(scenario, f"config.{key}", "a whole number from 0", config[key])
+    for request in scenario.requests:
+        if prompt_tokens(request) > config["max_model_len"]:
+            wanted = f"of at most config.max_model_len={config['max_model_len']} tokens"
+            raise refuse(scenario, f"the prompt of request {request['id']}", wanted, prompt_tokens(request))
+    if config["num_gpu_blocks"] > MOST_BLOCKS:
+        raise refuse(scenario, "config.num_gpu_blocks", f"at most {MOST_BLOCKS:,}", config["num_gpu_blocks"])
+    for key in SWITCHES:
+        if config.get(key) is not None and not isinstance(config[key], bool):
+            raise refuse(scenario, f"config.{key}", "true or false", config[key])
+    for key in ("pp", "depth"):
+        if config.get(key) is not None and not (is_count(config[key]) and 1 <= config[key] <= MOST_IN_FLIGHT):
+            raise refuse(scenario, f"config.{key}", f"a whole number from 1 to {MOST_IN_FLIGHT}", config[key])
+    threshold = config.get("long_prefill_token_threshold")
+    if threshold is not None and not is_count(threshold):
+        raise refuse(scenario, "config.long_prefill_token_threshold", "a whole number from 0", threshold)
+    watermark = config.get("watermark")
+    if watermark is not None and not (
+        isinstance(watermark, int | float) and not isinstance(watermark, bool) and 0 <= watermark < 1
+    ):
+        raise refuse(scenario, "config.watermark", "null or a number from 0 to below 1", watermark)
     if config.get("policy", "fcfs") not in ("fcfs", "priority"):
         raise refuse(scenario, "config.policy", "fcfs or priority", config["policy"])
     spec = config.get("spec")
@@ -85,7 +105,10 @@ def is_group(group: Any) -> bool:
         or not group["bs"]
     ):
         return False
-    return is_count(group.get("window")) or group["type"] not in WINDOWED
+    window = group.get("window")
+    if window is None:
+        return group["type"] not in WINDOWED
+    return is_count(window) and (window > 0 or group["type"] not in WINDOWED)
 
 
 def profile_of(config: dict[str, Any], version: str) -> EngineProfile:
@@ -181,6 +204,7 @@ class Run:
         """Arrivals, aborts, schedule, output; None if there is nothing to do."""
         made = self._arrive(at)
         if not self.scheduler.unfinished and not (self.groups and self.queue.unflushed):
+            self.summary.end(made)
             return None
         self.queue.unflushed = False
         batch = self.scheduler.schedule()

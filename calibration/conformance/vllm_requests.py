@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from calibration.conformance.scenario import Scenario, is_count, output_base, prompt_tokens, refuse, token_ids
+from calibration.conformance.scenario import Scenario, is_count, is_whole, output_base, prompt_tokens, refuse, token_ids
 from sim.scheduler.base import Request
 
 
@@ -18,7 +18,7 @@ def check_requests(scenario: Scenario) -> None:
             if not isinstance(pattern, list) or not pattern or not all(map(is_count, pattern)):
                 raise refuse(scenario, f"{key} of request {request['id']}", "a list of whole numbers from 0", pattern)
         priority = request.get("priority", 0)
-        if not isinstance(priority, int):
+        if not is_whole(priority):
             raise refuse(scenario, f"priority of request {request['id']}", "a whole number", priority)
 
 

@@ -55,8 +55,12 @@ class CountedBlocks[R: Holder]:
             preempt()
         self.free -= self._by_class[position]
 
-    def grow_quietly(self, call: int) -> bool:
-        """Take this call's blocks if they are free and nobody needs to know which; False, and nothing taken, if not."""
+    def is_quiet(self, call: int, sought: bool) -> bool:
+        """Whether this call's blocks are free; who looks for prefixes finds none either way."""
+        return self._by_class[call % self.block_size] <= self.free
+
+    def grow_quietly(self, call: int, sought: bool) -> bool:
+        """Take this call's blocks if they are free; False, and nothing taken, if not."""
         demand = self._by_class[call % self.block_size]
         if demand > self.free:
             return False

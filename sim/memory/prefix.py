@@ -79,8 +79,7 @@ class PrefixBlocks[R: Content]:
         """
         members = self._by_class[call % self.block_size]
         if len(members) <= self.pool.free:
-            for request, block in zip(members.values(), self.pool.take(len(members)), strict=True):
-                request.blocks.append(block)
+            self._grow(members)
             return
         for request in list(members.values()):
             while not self.pool.free and request.index in members:
@@ -89,9 +88,22 @@ class PrefixBlocks[R: Content]:
                 return
             request.blocks += self.pool.take(1)
 
-    def grow_quietly(self, call: int) -> bool:
-        """Whether no decoding request takes or fills a block in this call."""
-        return not (self._by_class[call % self.block_size] or self._by_class[(call + 1) % self.block_size])
+    def is_quiet(self, call: int, sought: bool) -> bool:
+        """Whether the decoding requests can take this call's blocks without anybody noticing.
+
+        The blocks are free; and if prefixes are `sought`, which may be found or gone after, none is taken or filled.
+        """
+        members = self._by_class[call % self.block_size]
+        if sought and (members or self._by_class[(call + 1) % self.block_size]):
+            return False
+        return len(members) <= self.pool.free
+
+    def grow_quietly(self, call: int, sought: bool) -> bool:
+        """Take this call's blocks if that is quiet; False, and nothing taken, if not."""
+        if not self.is_quiet(call, sought):
+            return False
+        self._grow(self._by_class[call % self.block_size])
+        return True
 
     def filled(self, call: int) -> list[R]:
         """Decoding requests whose row in this call fills a block: they take the next one a call later."""
@@ -134,6 +146,12 @@ class PrefixBlocks[R: Content]:
     def leave(self, request: R) -> None:
         """It does no longer."""
         del self._by_class[(1 - request.key) % self.block_size][request.index]
+
+    def _grow(self, members: dict[int, R]) -> None:
+        """A block for each."""
+        if members:
+            for request, block in zip(members.values(), self.pool.take(len(members)), strict=True):
+                request.blocks.append(block)
 
     def _take(self, request: R, tokens: int) -> None:
         request.blocks += self.pool.take(-(-tokens // self.block_size) - len(request.blocks))

@@ -80,8 +80,8 @@ class Batch[R: Request]:
 
     A scheduler that decides row by row lists its `rows` in order, and counts in `follows` how many of its emitting
     rows had their token before from which batch, by `number`: the inter-token latencies. One whose decoding
-    requests are in every batch leaves both out. Once completed, `delivered` has the requests with their new tokens where
-    a row can yield several, and `dropped` those whose row would have emitted but that had ended before.
+    requests are in every batch leaves both out. Once completed, `delivered` has the requests with their new tokens
+    where a row can yield several, and `dropped` those whose row would have emitted but that had ended before.
     """
 
     __slots__ = (
@@ -103,7 +103,6 @@ class Batch[R: Request]:
         "finishing",
         "preempted",
         "interrupted",
-        "filled",
         "number",
         "rows",
         "follows",
@@ -121,7 +120,6 @@ class Batch[R: Request]:
         self.finishing: Sequence[R] = ()
         self.preempted: Sequence[R] = ()
         self.interrupted: Sequence[R] = ()
-        self.filled: Sequence[tuple[R, int]] = ()
         self.number = -1
         self.rows: Sequence[Row[R]] = ()
         self.follows: dict[int, int] | None = None
@@ -137,7 +135,7 @@ class Batch[R: Request]:
     def plain(self) -> bool:
         """Whether rows only decoded: nobody changed place or was gone, nothing was prefilled, no block was filled."""
         return bool(self.decodes) and not (
-            self.prefill_tokens or self.finishing or self.preempted or self.emitted or self.filled or self.dropped
+            self.prefill_tokens or self.finishing or self.preempted or self.emitted or self.dropped
         )
 
     def add_chunk(self, prior: int, chunk: int) -> None:

@@ -1,10 +1,13 @@
 """No request is lost under memory pressure. `HEADWAY_PRESSURE=10000 pytest tests/event/test_pressure.py` draws many."""
 
 import os
+from collections import Counter
 
+import numpy as np
 import pytest
 
 from sim.report.result import FINISHED, REJECTED
+from sim.scheduler.vllm import ContinuousBatching
 from tests.event.pressure import draw, mode_names
 
 
@@ -28,11 +31,25 @@ def test_no_request_is_lost(mode):
             assert all(tokens in (None, out) for tokens, out in zip(servable, requests.output_tokens, strict=True))
         except Exception as error:
             if mode.endswith("/mixed") and "at which SGLang stops with an error" in str(error):
-                stopped += 1  # a mixed batch takes its decode pages without looking whether they are there
+                stopped += 1  # the next chunk of a cut prompt is never refused, though its pages may be gone
                 continue
             error.add_note(f"draw({mode!r}, {seed})")
             raise
     assert stopped < max(2, DRAWN / len(MODES) / 10)
+
+
+@pytest.mark.parametrize("mode", [f"vllm/{loop}/fcfs" for loop in ("0.10.2/sync", "0.19.0/async", "0.33.0/async")])
+def test_calls_that_only_repeat_change_nothing(mode, monkeypatch):
+    """The fast path makes calls in which rows only decode in a short way: the same steps, times and hits without it."""
+    repeated = [draw(mode, seed).run() for seed in range(12)]
+    counts = Counter()
+    monkeypatch.setattr(ContinuousBatching, "repeat", lambda self, batch: counts.update(asked=1))
+    for seed, fast in enumerate(repeated):
+        slow = draw(mode, seed).run()
+        for table in ("requests", "steps"):
+            for name, column in vars(getattr(slow, table)).items():
+                assert np.array_equal(column, getattr(getattr(fast, table), name)), (seed, table, name)
+    assert counts["asked"] > 100
 
 
 def test_memory_is_short():

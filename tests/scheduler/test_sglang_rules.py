@@ -221,6 +221,35 @@ def test_priority_takes_a_seat_only_by_more_than_the_threshold():
     assert (list(batch.preempted), batch.mode) == ([], "decode")
 
 
+def test_several_victims_queue_again_as_they_were_selected():
+    made = scheduler(
+        100, max_running=2, enable_priority_scheduling=True, priority_scheduling_preemption_threshold=0, ignore_eos=True
+    )
+    for index in (0, 1):
+        made.add(request(index, 5, 30, priority=1))
+        turn(made)
+    turn(made)
+    # 2 wants 10 + 80: both must go. Of equals the latest enqueued is selected first
+    made.add(request(2, 10, 80, priority=20))
+    batch, _ = turn(made)
+    assert names(batch.preempted) == [1, 0] and names(made.waiting) == [1, 0]
+    assert prefilled(batch) == [(2, 10, 0, "n")]
+
+
+def test_no_second_prompt_is_cut():
+    made = scheduler(1024, 16, chunk=64, enable_mixed_chunk=True, reuse=False, ignore_eos=False)
+    made.enter(request(0, 64, 5), 5, True)
+    turn(made)
+    # 63 tokens beside one decode row: the first takes 48, whole pages; the second would be cut to the other 15
+    made.enter(request(1, 96, 1), 1, False)
+    made.enter(request(2, 78, 1), 1, True)
+    assert prefilled(turn(made)[0]) == [(1, 48, 0, "n")]
+    ended = []
+    for _ in range(12):
+        ended += names(turn(made)[1])
+    assert sorted(ended) == [0, 1, 2] and made.free_blocks == made.usable_blocks
+
+
 def test_longest_prefix_first_and_likely_hits_last():
     made = scheduler(2000, policy="lpm")
     stored = np.arange(100)

@@ -81,19 +81,25 @@ def test_victim_already_counted(version):
         assert (a.computed, a.known) == (0, 4 + 3)
 
 
-def test_ghost_with_drafts_is_not_computed():
-    # As above with k = 1: a's ghost row has 2 tokens, 1 of them a draft. No token came out, which 0.10.2 takes for one
-    # less than none accepted: 0 + 2 computed - (1 + 1) = 0.
-    scheduler, add = engine("0.10.2", 6, drafts=1, scheduling_policy="priority")
-    a = add(4, 20, 5)
+@pytest.mark.parametrize("accepted,emits,computed", [(0, True, 1), (1, False, 0)])
+def test_ghost_with_drafts_emits_by_the_counters_of_the_row_before(accepted, emits, computed):
+    # As above with k = 1: a's ghost row has 2 tokens, 1 of them a draft. The runner's counter still stands at the start
+    # s of the row before, which gave 1 + accepted tokens: s + 2 + accepted are known. With s + 2 it takes the row for a
+    # finished one if nothing was accepted before; then computed = 0 + 2 - 1 rejected. Otherwise no token comes
+    # out, which 0.10.2 takes for one less than none accepted: 0 + 2 - (1 + 1).
+    scheduler, add = engine("0.10.2", 4, drafts=1, accepted=accepted, scheduling_policy="priority")
+    a = add(3, 20, 5)
     step(scheduler)
     add(7, 20, 0)
     for _ in range(6):
+        known = a.known
         batch = step(scheduler)
         if batch.preempted:
             break
-    assert [(row.request.index, row.kind, row.drafts) for row in batch.rows][0] == (0, "x", 1)
-    assert a.computed == 0
+    ghost = batch.rows[0]
+    assert (ghost.request.index, ghost.kind, ghost.drafts, ghost.emits) == (0, "x", 1, emits)
+    assert (a.computed, a.known) == (computed, known + emits)
+    assert ghost.computed + 2 == known - accepted
 
 
 @pytest.mark.parametrize("policy,victim", [("fcfs", 2), ("priority", 1)])

@@ -55,6 +55,9 @@ def test_every_command_shown_is_right(path, tmp_path, monkeypatch):
     (tmp_path / "acme-a1.yaml").write_text(
         (ROOT / "docs" / "add-a-device.md").read_text().split("```yaml\n")[1].split("```")[0]
     )
+    for name, text in re.findall(r"```\w+\n# (\S+\.(?:py|yaml))\n(.*?)```", path.read_text(), re.DOTALL):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     for words in commands(path):
         if words[0].startswith("-"):
             continue
@@ -64,7 +67,7 @@ def test_every_command_shown_is_right(path, tmp_path, monkeypatch):
             continue
         asked = request(arguments)
         if arguments.switch("--multirun"):
-            assert len(expand(asked.overrides)) > 1
+            assert len(expand(asked.overrides, asked.config_dirs)) > 1
         else:
             asked.config()
 

@@ -146,7 +146,8 @@ class Admission:
             freed += held
         if self.chunk_left is None or extend <= self.chunk_left:
             self._admit(request, extend, 0, False)
-        elif self.chunk_left <= 0:
+        elif self.chunk_left <= 0 or self.chunked is not None:
+            # the engine would cut a second prompt here and take the first for finished: a defect that is not followed
             return OTHER
         else:
             self._admit(request, self.chunk_left, 0, True)

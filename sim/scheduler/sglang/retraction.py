@@ -52,7 +52,7 @@ def preemption_victims(
     urgency: Callable[[SglangRequest], int],
     threshold: int,
 ) -> list[SglangRequest]:
-    """Running requests that make room for an urgent one, none if that is not enough; in the order of the batch.
+    """Running requests that make room for an urgent one, in the order of selection; none if that is not enough.
 
     The least urgent first, of equals the latest; each must be less urgent by more than `threshold`. The request is
     measured as it was when last tried (as if it were empty if it never was).
@@ -67,7 +67,4 @@ def preemption_victims(
         need -= admission.reserve(candidate)
         if need <= 0:
             break
-    if not victims or need > 0:
-        return []
-    chosen = set(victims)
-    return [candidate for candidate in running if candidate in chosen]
+    return victims if need <= 0 else []

@@ -166,11 +166,12 @@ class SglangScheduler(SchedulerState):
         return victims
 
     def _preempt(self, request: SglangRequest, admission: Admission) -> list[SglangRequest]:
+        """Make room for an urgent request; returns the victims in the order in which they queue again."""
         rows = list(self.running.rows.values())
         threshold = self.options.priority_scheduling_preemption_threshold
         victims = preemption_victims(request, admission, rows, self.order.urgency, threshold)
         left = len(rows)
-        for victim in victims:
+        for victim in (row for row in rows if row in victims):  # released as they stand in the batch
             admission.release(admission.reserve(victim))
             left -= 1
             self._release(victim, left)

@@ -31,7 +31,7 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
         hit = visible_prefix(scheduler, request)
         computed = request.computed + hit.tokens if hit else request.computed
         tokens = request.known - computed
-        padded = tokens == 1 and _pads(scheduler, batch.rows[:served], computed)
+        padded = tokens == 1 and _pads(scheduler, batch.rows[:served], computed, threshold)
         if padded:
             tokens += scheduler.drafts
             if tokens > budget:
@@ -79,14 +79,16 @@ def visible_prefix(scheduler: RowBatching, request: RowRequest) -> Hit | None:
     return scheduler.cache.lookup(request) if request.computed == 0 else None
 
 
-def _pads(scheduler: RowBatching, served: list[VllmRow], computed: int) -> bool:
+def _pads(scheduler: RowBatching, served: list[VllmRow], computed: int, threshold: int) -> bool:
     """Whether an admission with one token left is padded to a decode row with drafts.
 
     It is if all running requests served in this call decode, at least one does or the new one brings cached tokens, and
-    the row ends below `max_model_len`.
+    the row ends below `max_model_len`. (With a threshold below the padded row vLLM 0.33 ends in a failed assertion.)
     """
     drafts = scheduler.drafts
     if not drafts or not scheduler.rules.pads_admissions or computed + drafts + 2 > scheduler.max_model_len:
+        return False
+    if 0 < threshold <= drafts:
         return False
     if not served:
         return computed > 0

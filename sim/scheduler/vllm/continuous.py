@@ -99,8 +99,12 @@ class ContinuousBatching:
         self._batch: Batch[DecodingRequest] = Batch()
         self._repeatable: Batch[DecodingRequest] | None = None
         self._refused: list[tuple[int, int, bool]] = []
+        self._sought = False
         self._reorders = False
         self._any_aborted = False
+        self._late = register_on_output and blocks.reuse
+        self._filled: deque[list[tuple[DecodingRequest, int]]] = deque()
+        """Of each call whose output is under way, the requests whose row fills a block, and their tokens."""
 
     @property
     def unfinished(self) -> int:
@@ -140,11 +144,12 @@ class ContinuousBatching:
         self._batch = batch
         if self._refused:
             self._refused = []
-        self._reorders = False
+        self._sought = self._reorders = False
         self._call = call = self._call + 1
         if self._decodes:
             self.blocks.grow_decodes(call, self._preempt_last)
             self._count_decodes(batch)
+        self._fill_blocks(call)
         budget = self.budget - self._decodes
         if self._partial is not None and budget > 0:
             budget -= self._continue_partial(batch, budget)
@@ -169,12 +174,19 @@ class ContinuousBatching:
         """Make the next call if it only decodes the rows of `batch` again: nobody ends, no block is short.
 
         A blocked head of the queue stays blocked: seats and budget are as before, and blocks only get fewer. It is
-        looked up in vain once more, and finds what it found before, because no block has changed its content.
+        looked up in vain once more, and finds what it found before, because then no block may change its content.
         """
-        call = self._call + 1
-        if batch is not self._repeatable or call in self._ends or not self.blocks.grow_quietly(call):
+        call, blocks = self._call + 1, self.blocks
+        if batch is not self._repeatable or call in self._ends:
+            return False
+        if self._late:
+            if (self._sought and any(self._filled)) or not blocks.is_quiet(call, self._sought):
+                return False
+            self._register(self._filled.popleft())
+        if not blocks.grow_quietly(call, self._sought):
             return False
         self._call = call
+        self._fill_blocks(call)
         for refused in self._refused:
             self.hit_stats.count(*refused)
         rows = batch.decodes
@@ -186,10 +198,8 @@ class ContinuousBatching:
 
     def complete(self, batch: Batch[DecodingRequest]) -> Sequence[DecodingRequest]:
         """Free the seats and blocks of the requests that got their last token from `batch`."""
-        if self.register_on_output:
-            for request, tokens in batch.filled:
-                if request.index in self.running:
-                    self.blocks.register(request, tokens)
+        if self._late:
+            self._register(self._filled.popleft())
         if self._any_aborted:
             batch.emitted = [request for request in batch.emitted if request.left]
             batch.finishing = [request for request in batch.finishing if request.left]
@@ -212,10 +222,18 @@ class ContinuousBatching:
         while longest[0][2].last_step < call or longest[0][2].key != -longest[0][0]:
             heappop(longest)
         batch.decode_max = call - longest[0][0]
-        if self.register_on_output:
-            batch.filled = [(request, request.key + call) for request in self.blocks.filled(call)]
-        else:
+
+    def _fill_blocks(self, call: int) -> None:
+        """The blocks that decode rows fill in this call become findable now, or with the output."""
+        if self._late:
+            self._filled.append([(request, request.key + call) for request in self.blocks.filled(call)])
+        elif self._decodes:
             self.blocks.fill_decodes(call)
+
+    def _register(self, filled: list[tuple[DecodingRequest, int]]) -> None:
+        for request, tokens in filled:
+            if request.index in self.running:
+                self.blocks.register(request, tokens)
 
     def _join_decoding(self, request: DecodingRequest) -> None:
         """Its prefill completes in this call: from the next one on it has a row per call, until `last_step`."""
@@ -335,7 +353,8 @@ class ContinuousBatching:
 
     def _refuse(self, request: DecodingRequest, cached: int) -> None:
         """Count the look-up of a request that is not admitted, where the engine does."""
-        if self.blocks.reuse and self.count_refused:
+        self._sought = self.blocks.reuse
+        if self._sought and self.count_refused:
             refused = (request.target, cached, request.preemptions > 0)
             self._refused.append(refused)
             self.hit_stats.count(*refused)

@@ -106,7 +106,7 @@ def _propose(scheduler: RowBatching, batch: VllmBatch) -> None:
     ignored_in_prefill = not scheduler.rules.drafts_in_prefill
     for row in batch.rows:
         request = row.request
-        if request.ended or row.kind == "x":
+        if request.ended or (row.kind == "x" and not row.emits):
             continue
         emitted = 1 + row.accepted if row.emits else 0
         drafts = min(scheduler.progress.drafts(request, request.known, emitted), scheduler.drafts)

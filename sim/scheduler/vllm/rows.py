@@ -148,13 +148,16 @@ class RowBatching:
             else:
                 batch.add_decode(end)
                 batch.draft_tokens += tokens - 1
-            if ghosts:
-                if row.kind == "x":
+            if row.kind == "x":
+                # its runner goes by the counters of the row before: drafts may reach what is known
+                if end < request.known:
                     continue
-                request.last_start = row.computed
-            request.prefilling = prefilling = end < request.known + request.placeholders
-            if prefilling:
-                continue
+            else:
+                if ghosts:
+                    request.last_start = row.computed
+                request.prefilling = end < request.known + request.placeholders
+                if request.prefilling:
+                    continue
             row.emits = True
             batch.emitting += 1
             if row.prefill:
