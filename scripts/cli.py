@@ -66,6 +66,11 @@ def failure(error: BaseException) -> Answer:
 
         message = out_of_memory(" ".join(str(error).split()))
         return Answer({"status": "error", "message": message}, message, BAD_INPUT)
+    if isinstance(error, SystemExit):
+        message = (
+            f"the run was ended by sys.exit({error.code!r}), which no part of headway calls: look at code of your own."
+        )
+        return Answer({"status": "error", "message": message}, message, BAD_INPUT)
     message = f"a bug in headway, {type(error).__name__}: {error} (HEADWAY_DEBUG=1 shows where)."
     return Answer({"status": "bug", "message": message}, message, BUG)
 
@@ -83,7 +88,7 @@ def main(words: Sequence[str] | None = None) -> int:
         # With --json, whatever a library prints must not reach standard output.
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             found = answer([*words[:1], "--json", *words[1:]] if as_json and words else words)
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         if os.environ.get("HEADWAY_DEBUG"):
             traceback.print_exc()
         found = failure(error)

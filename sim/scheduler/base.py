@@ -133,7 +133,7 @@ class Batch[R: Request]:
 
     @property
     def plain(self) -> bool:
-        """Whether rows only decoded: nobody changed place or was gone, nothing was prefilled, no block was filled."""
+        """Whether rows only decoded: nobody changed place or was gone, nothing was prefilled."""
         return bool(self.decodes) and not (
             self.prefill_tokens or self.finishing or self.preempted or self.emitted or self.dropped
         )

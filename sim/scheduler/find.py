@@ -29,10 +29,13 @@ import sim.scheduler
 from sim.deployment.engine import EngineConf, EngineSettings
 from sim.documents import user_path
 from sim.memory.shape import CacheShape
-from sim.scheduler.base import Scheduler
+from sim.scheduler.base import Request, Scheduler
 from sim.scheduler.options import no_options, read_options
 
 
+_PARTS = (
+    "request_type", "add", "schedule", "repeat", "complete", "unfinished", "free_blocks", "usable_blocks",
+)  # fmt: skip
 _NOT_SCHEDULERS = {"base", "find", "hooks", "iteration", "options"}
 
 SETTINGS = {
@@ -127,7 +130,25 @@ def make_scheduler(name: str, settings: EngineSettings, cache: CacheShape) -> Sc
     module = find_scheduler(name)
     with _blamed(name):
         made: Scheduler = module.make(settings, cache)
+        if not is_shipped(name):
+            _check_made(name, made)
     return made
+
+
+def _check_made(name: str, made: object) -> None:
+    """Raise `ValueError` if what a user's own `make` returned is no scheduler."""
+    lacking = [part for part in _PARTS if not hasattr(made, part)]
+    if lacking:
+        raise ValueError(
+            f"engine.scheduler={name}: make(settings, cache) must return a scheduler; a {type(made).__name__} has no "
+            f"{', '.join(lacking)}."
+        )
+    kind = made.request_type  # type: ignore[attr-defined]
+    if not (isinstance(kind, type) and issubclass(kind, Request)):
+        raise ValueError(
+            f"engine.scheduler={name}: request_type must be sim.scheduler.base.Request or a subclass of it, got "
+            f"{kind!r}."
+        )
 
 
 def reuses_prefixes(name: str) -> bool:
@@ -155,10 +176,12 @@ def not_modelled(name: str) -> tuple[str, ...]:
 
 def failure(name: str, error: Exception) -> Exception:
     """An exception of a run as the user should see it: what a scheduler of their own raised is theirs to correct."""
-    if is_shipped(name) or isinstance(error, ValueError):
+    if is_shipped(name):
         return error
     file = getattr(find_scheduler(name), "__file__", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if isinstance(error, ValueError) and not lines:
+        return error
     where = f" in line {lines[-1]}" if lines else ""
     said = " ".join(str(error).split())
     return ValueError(
@@ -171,8 +194,8 @@ def _blamed(name: str) -> Iterator[None]:
     """What the module of a user's own scheduler raises is told with its name."""
     try:
         yield
-    except Exception as error:
-        if is_shipped(name) or isinstance(error, ValueError):
+    except (Exception, SystemExit) as error:
+        if is_shipped(name) or (isinstance(error, ValueError) and str(error).startswith("engine.")):
             raise
         raise ValueError(
             f"engine.scheduler={name} cannot be used, {type(error).__name__}: {' '.join(str(error).split())} "

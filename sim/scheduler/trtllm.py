@@ -58,6 +58,11 @@ class TensorRTLLM(IterationScheduler[IterationRequest]):
 
     def __init__(self, settings: EngineSettings, cache: CacheShape, options: Options):
         super().__init__(settings, cache)
+        if self.chunked_prefill and self.budget < self.block_size:
+            raise ValueError(
+                f"the scheduler trtllm cuts prompts at whole blocks: engine.max_num_batched_tokens must be at least "
+                f"engine.block_size={self.block_size}, got {self.budget}."
+            )
         self.policy = settings.scheduling_policy
         self.max_output_tokens = options.max_output_tokens
         self._spoken_for = 0

@@ -2,9 +2,12 @@
 
 import gzip
 import json
+import os
+from itertools import count
 
 import pytest
 
+from calibration.conformance import sglang
 from calibration.conformance.compare import ABSENT, compare
 from calibration.conformance.lines import Malformed
 from calibration.conformance.replay import check_headers, replay_set
@@ -124,6 +127,15 @@ def test_what_cannot_be_played_says_so():
         ({"policy": "lottery"}, {}, "config.policy must be fcfs or priority, got 'lottery'"),
         ({"spec": {"method": "eagle"}}, {}, "config.spec must be null or a method"),
         ({"groups": [{"type": "swa", "bs": 16}]}, {}, "config.groups must be a list of type"),
+        ({"groups": [{"type": "swa", "bs": 16, "window": 0}]}, {}, "config.groups must be a list of type"),
+        ({"groups": [{"type": "full", "bs": 16, "window": "x"}]}, {}, "config.groups must be a list of type"),
+        ({"depth": 0}, {}, "config.depth must be a whole number from 1 to 256, got 0"),
+        ({"pp": 10**9}, {}, "config.pp must be a whole number from 1 to 256"),
+        ({"watermark": 1.5}, {}, "config.watermark must be null or a number from 0 to below 1, got 1.5"),
+        ({"enable_prefix_caching": "yes"}, {}, "config.enable_prefix_caching must be true or false, got 'yes'"),
+        ({"num_gpu_blocks": 10**12}, {}, "config.num_gpu_blocks must be at most 16,777,216"),
+        ({"max_model_len": 9}, {}, "the prompt of request a must be of at most config.max_model_len=9 tokens, got 10"),
+        ({}, {"priority": True}, "priority of request a must be a whole number, got True"),
         ({}, {"max_tokens": None}, "max_tokens of request a must be a whole number from 1, got None"),
         ({}, {"accept": []}, "accept of request a must be a list of whole numbers"),
         ({}, {"stop_after": "x"}, "stop_after of request a must be a whole number from 0"),
@@ -132,6 +144,29 @@ def test_what_cannot_be_played_says_so():
 def test_what_a_scenario_lacks_is_named(config, request_, said):
     with pytest.raises(Malformed, match=said):
         play(scenario(config, REQUEST | request_), "0.19.0")
+
+
+SGLANG = {"page_size": 1, "pool_tokens": 64, "max_running_requests": 4, "context_len": 64, "max_prefill_tokens": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "request_", "said"),
+    [
+        ({"page_size": 65}, {}, "config.page_size must be at most config.pool_tokens=64, got 65"),
+        ({"chunked_prefill_size": "x"}, {}, "config.chunked_prefill_size must be a whole number, got 'x'"),
+        ({"mixed_chunk": 5}, {}, "config.mixed_chunk must be true or false, got 5"),
+        ({"conservativeness": -1}, {}, "config.conservativeness must be a number from 0, got -1"),
+        ({"policy": ["fcfs"]}, {}, "config.policy must be a text"),
+        ({}, {"priority": None}, "priority of request a must be a whole number, got None"),
+        ({}, {"eos_len": 1.5}, "eos_len of request a must be a whole number from 1, got 1.5"),
+        ({}, {"ignore_eos": "x"}, "ignore_eos of request a must be true or false, got 'x'"),
+        ({}, {"max_new_tokens": 0}, "max_new_tokens of request a must be a whole number from 1, got 0"),
+    ],
+)
+def test_what_a_scenario_of_sglang_lacks_is_named(config, request_, said):
+    config, request = SGLANG | config, REQUEST | {"max_new_tokens": 2} | request_
+    with pytest.raises(Malformed, match=said):
+        sglang.play(Scenario("hand", config, [request], "hand.json"), "0.5.23")
 
 
 def test_content_is_equal_where_kind_seed_and_index_are():
@@ -173,6 +208,18 @@ def test_block_ids_are_a_level_of_their_own():
     assert (found.blocks.step, found.blocks.field, found.blocks.simulated) == (0, "nb", [[2, 1]])
     both = compare(run(HAND), run([changed(0, ncb=0)[0], *changed(2, wait=1)[1:]]))
     assert (both.decision.field, both.blocks.field) == ("wait", "ncb")
+
+
+def test_a_run_without_end_is_left():
+    """The other has gone another way at once: this one is followed for a while, and not said to be stuck."""
+
+    def endless():
+        yield from HAND
+        for step in count(3):
+            yield HAND[2] | {"step": step}
+
+    assert compare(run(changed(0, tok=9)), endless()).stuck is False
+    assert compare(run(HAND), endless()).decision.simulated == 3
 
 
 def test_an_empty_list_is_the_same_as_none():
@@ -297,6 +344,12 @@ def test_a_difference_shows_the_entries_that_differ(tmp_path):
     }
 
 
+def test_a_text_is_told_from_the_number_it_looks_like(tmp_path):
+    write_set(tmp_path / "set", steps=changed(1, run="1"))
+    _, (outcome,) = outcomes_of(tmp_path)
+    assert verdict(outcome) == 'different, step 1, run: recorded "1", simulated 1'
+
+
 def test_long_values_are_cut_for_a_person():
     assert shown([1, 2]) == "[1, 2]"
     assert len(shown(list(range(1000)))) < 110
@@ -314,12 +367,68 @@ def test_long_values_are_cut_for_a_person():
         (lambda lines: [*lines, lines[1]], r"hand.jsonl, line 6: the summary, the line before, must be the last"),
         (lambda lines: [*lines[:2], '{"step": 1, "sched": [[', lines[4]], r"hand.jsonl, line 3: this is not JSON"),
         (lambda lines: [], r"hand.jsonl, line 1: the trace is empty"),
+        (lambda lines: [*lines[:4], '{"summary": 5}'], r"hand.jsonl, line 5: the summary must be an object, got 5"),
+        (
+            lambda lines: ['{"header": {"engine": "vllm", "version": 0.19}}'],
+            r"line 1: the header's version must be a text",
+        ),
+        (lambda lines: ["9" * 5000], r"hand.jsonl, line 1: this is not JSON \(a number has too many digits\)"),
     ],
 )
 def test_a_malformed_trace_names_the_line(tmp_path, change, said):
     path = write_set(tmp_path / "set", zipped=False) / "traces" / "hand.jsonl"
     path.write_text("\n".join(change(path.read_text().splitlines())))
     with pytest.raises(Malformed, match=said):
+        outcomes_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a":' * 100_000, "line 1: this is nested too deeply"),
+        ('{"name": "x", "config": {}, "requests": []}', "line 1: requests must be a list of at least one, got \\[\\]"),
+    ],
+)
+def test_a_malformed_scenario_is_named(tmp_path, text, said):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(Malformed, match=said):
+        read_scenario(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"prompt": [["p", 1, 1 << 25]]}, "must have a prompt of at most 16,777,216 tokens"),
+        ({"prompt": [["p", 1 << 38, 1]]}, "seeds below 274,877,906,944"),
+        ({"out_seed": 1 << 38}, "must have an out_seed below 274,877,906,944"),
+        ({"id": ""}, "must have an id, a text, got ''"),
+    ],
+)
+def test_a_request_of_impossible_content_is_named(tmp_path, change, said):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"name": "x", "config": CONFIG, "requests": [REQUEST | change]}))
+    with pytest.raises(Malformed, match=said):
+        read_scenario(path)
+
+
+def test_long_segments_and_large_seeds_share_no_content():
+    """70,000 tokens of seed 1 reach into no other seed, and no seed of a prompt into the outputs."""
+    long = token_ids({"prompt": [["p", 1, 70_000], ["p", 2, 70_000], ["p", (1 << 38) - 1, 2], ["o", 0, 70_000]]})
+    assert len(set(long.tolist())) == 210_002
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    path = write_set(tmp_path / "set", zipped=False) / "traces" / "hand.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert outcomes_of(tmp_path)[1][0].status == "identical"
+
+
+def test_a_pipe_is_no_file(tmp_path):
+    path = write_set(tmp_path / "set", zipped=False) / "traces" / "hand.jsonl"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(Malformed, match=r"hand.jsonl: a file is wanted, this is none"):
         outcomes_of(tmp_path)
 
 

@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,6 +121,26 @@ def test_bad_files_are_one_sentence(headway, set_folder, file, change, said):
     assert file.rpartition("/")[2] in found.err
     assert found.err.count("\n") == 1
     assert headway("conformance", str(set_folder), "--json").json()["status"] == "error"
+
+
+def test_scenarios_alone_are_nothing_to_replay(headway, set_folder):
+    shutil.rmtree(set_folder / "traces")
+    found = headway("conformance", str(set_folder))
+    assert (found.code, found.out) == (2, "")
+    assert "no traces here to replay, only scenarios" in found.err
+
+
+def test_names_of_files_that_are_no_text(tmp_path, set_folder):
+    """In a process of its own, whose standard output takes UTF-8 only; the answer is JSON that every reader takes."""
+    folder = os.fsencode(tmp_path) + b"/x\xff"
+    shutil.copytree(set_folder, os.fsdecode(folder))
+    code = "import sys; from scripts.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "conformance", folder, "--json"]
+    found = subprocess.run(
+        command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"}, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert list(json.loads(found.stdout)["sets"]) == ["x\udcff"]
 
 
 def test_bad_paths_are_one_sentence(headway, tmp_path):

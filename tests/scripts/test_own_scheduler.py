@@ -74,6 +74,30 @@ FILES = {
         "        return self.nothing\n"
         "make = Late\n"
     ),
+    "nothing.py": "def make(settings, cache):\n    return None\n",
+    "words.py": "def make(settings, cache):\n    return int('x')\n",
+    "leaves.py": "import sys\nsys.exit(3)\n",
+    "leaves_late.py": (
+        "import sys\n"
+        "from sim.scheduler.iteration import IterationScheduler\n"
+        "class Leaves(IterationScheduler):\n"
+        "    def schedule(self):\n"
+        "        sys.exit(3)\n"
+        "make = Leaves\n"
+    ),
+    "numbers.py": (
+        "from sim.scheduler.iteration import IterationScheduler\n"
+        "class Numbers(IterationScheduler):\n"
+        "    request_type = int\n"
+        "make = Numbers\n"
+    ),
+    "value.py": (
+        "from sim.scheduler.iteration import IterationScheduler\n"
+        "class Value(IterationScheduler):\n"
+        "    def candidates(self):\n"
+        "        return int('x')\n"
+        "make = Value\n"
+    ),
     "idle.py": (
         "from sim.scheduler.iteration import IterationScheduler\n"
         "class Idle(IterationScheduler):\n"
@@ -101,6 +125,24 @@ MISTAKES = {
     "a failing method": (
         ["engine.scheduler=./late.py"],
         "./late.py failed in line 4, AttributeError: 'Late' object has no attribute 'nothing'",
+    ),
+    "a make that returns nothing": (
+        ["engine.scheduler=./nothing.py"],
+        r"./nothing.py: make\(settings, cache\) must return a scheduler; a NoneType has no request_type, add, schedule",
+    ),
+    "a make that raises ValueError": (
+        ["engine.scheduler=./words.py"],
+        "engine.scheduler=./words.py cannot be used, ValueError: invalid literal",
+    ),
+    "a method that raises ValueError": (
+        ["engine.scheduler=./value.py"],
+        "engine.scheduler=./value.py failed in line 4, ValueError: invalid literal",
+    ),
+    "a file that ends the program": (["engine.scheduler=./leaves.py"], "./leaves.py cannot be used, SystemExit: 3"),
+    "a method that ends the program": (["engine.scheduler=./leaves_late.py"], r"ended by sys.exit\(3\)"),
+    "requests of another kind": (
+        ["engine.scheduler=./numbers.py"],
+        "request_type must be sim.scheduler.base.Request or a subclass of it, got <class 'int'>",
     ),
     "no progress": (["engine.scheduler=./idle.py"], "empty batches in a row, .*choose another with engine.scheduler"),
     "an unknown option": (
@@ -130,6 +172,10 @@ MISTAKES = {
     "a policy of one without": (
         ["engine=orca", "engine.scheduling_policy=priority"],
         "wanted is fcfs, it has no other",
+    ),
+    "chunks smaller than a block": (
+        ["engine=trtllm-1.0", "engine.max_num_batched_tokens=31", "engine.max_num_seqs=1"],
+        "engine.max_num_batched_tokens must be at least engine.block_size=32, got 31",
     ),
     "a bound it ignores": (
         ["engine=orca", "engine.long_prefill_token_threshold=64"],
