@@ -41,9 +41,11 @@ def answer(words: Sequence[str]) -> Answer:
     if command is None:
         near = get_close_matches(name, COMMANDS, 1, 0.5)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(COMMANDS)}."
+        if name == "sweep":
+            hint = "a sweep is `headway simulate -m KEY=A,B ...`."
         if "=" in name:
             hint = f"the command comes first, `headway simulate {name}`."
-        raise ValueError(f"headway has no command {name}: {hint}")
+        raise ValueError(f"there is no command {name}: {hint}")
     arguments = parse(words[1:], command.all_options, name)
     if arguments.switch("--help"):
         return Answer({"status": "ok", "help": command_help(command)}, command_help(command))
@@ -59,7 +61,8 @@ def failure(error: BaseException) -> Answer:
         message = f"{error.filename}: {(error.strerror or str(error)).lower()}."
         return Answer({"status": "error", "message": message}, message, BAD_INPUT)
     if isinstance(error, ValueError):
-        message = " ".join(str(error).split())
+        # The program's name is printed before it.
+        message = sentence(str(error).removeprefix("headway "))
         return Answer({"status": "error", "message": message}, message, BAD_INPUT)
     if isinstance(error, MemoryError):
         from scripts.failure import out_of_memory
@@ -73,6 +76,12 @@ def failure(error: BaseException) -> Answer:
         return Answer({"status": "error", "message": message}, message, BAD_INPUT)
     message = f"a bug in headway, {type(error).__name__}: {error} (HEADWAY_DEBUG=1 shows where)."
     return Answer({"status": "bug", "message": message}, message, BUG)
+
+
+def sentence(text: str) -> str:
+    """One line with a full stop, unless it ends with a mark already."""
+    line = " ".join(text.split())
+    return line if not line or line.endswith((".", "!", "?")) else line + "."
 
 
 def main(words: Sequence[str] | None = None) -> int:

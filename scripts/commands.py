@@ -13,6 +13,7 @@ CFG = Option("--cfg", "print the whole configuration as YAML and stop (--cfg job
 MULTIRUN = Option("--multirun", "run every combination of KEY=A,B and KEY=range(A,B,STEP)", short="-m")
 REPEAT = Option("--repeat", "processes per benchmark, of which the median is printed (3)", "N")
 RUN = Option("--run", "compare a server's step log with a simulated run (its results folder)", "DIR")
+FROM = Option("--from", "with --run: begin at Iteration(N) of the log, after the server's first requests", "N")
 
 CONFIGURE = (SERVE, ENGINE, CONFIG_DIR, CFG)
 
@@ -96,7 +97,7 @@ COMMANDS = {
             "PATH [options]",
             "replay recorded schedules of real engines: who decides otherwise, and where",
             "headway conformance recordings/vllm-0.19.0-async",
-            (RUN,),
+            (RUN, FROM),
             (),
             "PATH: a folder with scenarios/ and traces/ in it, or one above such folders at any depth, or a file in\n"
             "one. Engine and version stand in each trace. With --run, PATH is the log of a vLLM server that was\n"

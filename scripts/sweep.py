@@ -127,5 +127,6 @@ def run_job(config: Any) -> str:
         with contextlib.suppress(Exception):
             write_failure(folder, status, reason, dataclasses.asdict(conf) if conf else {}, overrides)
     if ANNOUNCE:
-        print(f"headway: job {job.job.num}: {status} {reason} ({' '.join(overrides)})", file=sys.stderr)
+        # Why a job failed stands below the table, once for all jobs that failed alike.
+        print(f"headway: job {job.job.num}: {status} ({' '.join(overrides)})", file=sys.stderr)
     return status

@@ -20,7 +20,7 @@ from sim.cost.analytic import AnalyticCost
 from sim.cost.model import CostModel
 from sim.cost.stages import StagePrices, stage_prices
 from sim.cost.table import PriceTable, price_steps, price_table
-from sim.deployment.compile import compile_plan
+from sim.deployment.compile import bounded, compile_plan
 from sim.deployment.plan import Plan
 from sim.event.content import has_content
 from sim.event.router import make_router
@@ -39,7 +39,15 @@ from sim.report.result import SimulationResult, StageTable, StepTable
 from sim.scan.jobs import LaneJob, Status, lane_job, servable, why_exact as lane_needs_exact
 from sim.scan.recover import LaneRun
 from sim.scan.wide import scan
-from sim.scheduler.find import check_scheduler, failure, knows_groups, most_batch_tokens, not_modelled, reuses_prefixes
+from sim.scheduler.find import (
+    check_scheduler,
+    failure,
+    knows_groups,
+    most_batch_tokens,
+    most_running,
+    not_modelled,
+    reuses_prefixes,
+)
 from sim.workload.build import build_workload
 from sim.workload.trace import Workload
 
@@ -132,7 +140,9 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
         raise Infeasible(budget.verdict)
     if workload is None:
         workload = build_workload(conf.workload, conf.seed)
-    return Job(conf, plan, budget, workload, AnalyticCost())
+    job = Job(conf, plan, budget, workload, AnalyticCost())
+    running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
+    return dataclasses.replace(job, plan=bounded(plan, running))
 
 
 def run(job: Job, on_progress: Callable[[int], None] | None = None) -> SimulationResult:
@@ -285,7 +295,8 @@ def _cost_rows(cost: CostModel) -> list[tuple[str, str, str]]:
     if not isinstance(cost, AnalyticCost):
         return []
     error, outside = float(cost.rel_error), float(cost.outside_share)
-    value = f"claimed to {error:.0%}, {outside:.0%} of them outside calibrated range"
+    where = "all" if outside >= 1 else "none" if outside <= 0 else f"{outside:.0%}"
+    value = f"expected to be within {error:.0%} of real step times; {where} of them were not measured, but extrapolated"
     return [("step prices", value, "analytic model: held-out operators of such a roofline err 5-15 % at the median")]
 
 
@@ -300,7 +311,10 @@ def _workload_rows(job: Job) -> list[tuple[str, str, str]]:
     workload = job.workload
     rows = [("workload", text, "workload configuration") for text in workload.provenance]
     rows += [("workload", text, "while reading it") for text in workload.notes]
-    rows.append(("KV blocks", f"{job.budget.blocks_low:,} to {job.budget.blocks_high:,} are plausible", "memory sum"))
+    engine = job.conf.engine
+    if engine.kv_cache_memory_bytes is None and engine.num_gpu_blocks_override is None:
+        low, high = job.budget.blocks_low, job.budget.blocks_high
+        rows.append(("KV blocks", f"{low:,} to {high:,} are plausible", "memory sum"))
     return rows
 
 

@@ -26,12 +26,13 @@ END = "the end of the run"
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs part; `step` is None in the summary."""
+    """Where two runs part; `step` is None in the summary. `rows`: the requests of the step's rows, in order."""
 
     step: int | None
     field: str
     recorded: Any
     simulated: Any
+    rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def compare(recorded: Iterator[dict[str, Any]], simulated: Iterator[dict[str, An
                 left, right = theirs.get(field), ours.get(field)
                 if left == right or (not left and not right and list in (type(left), type(right))):
                     continue
-                found = Difference(step, field, theirs.get(field, ABSENT), ours.get(field, ABSENT))
+                found = Difference(step, field, theirs.get(field, ABSENT), ours.get(field, ABSENT), rows_of(ours))
                 if field not in BLOCK_FIELDS:
                     return Comparison(steps, found, blocks or found, ends_stuck(ours, simulated))
                 blocks = blocks or found
@@ -88,6 +89,11 @@ def compare(recorded: Iterator[dict[str, Any]], simulated: Iterator[dict[str, An
                 different = Difference(None, f"summary.{key}", last_theirs[key], last_ours[key])
                 break
     return Comparison(steps, different, blocks or different, stuck[1])
+
+
+def rows_of(step: dict[str, Any]) -> tuple[str, ...]:
+    """The requests that a played step schedules, in order of its rows."""
+    return tuple(row[0] for row in step.get("sched", ()))
 
 
 def ends_stuck(line: dict[str, Any], rest: Iterator[dict[str, Any]]) -> bool:

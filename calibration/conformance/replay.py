@@ -3,10 +3,11 @@
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from calibration.conformance.compare import Comparison, compare
+from calibration.conformance.compare import Comparison, Difference, compare
+from calibration.conformance.keys import Keys, check_keys, given_values
 from calibration.conformance.lines import Malformed
 from calibration.conformance.scenario import Scenario, Unsupported, read_scenario
 from calibration.conformance.sets import Pair, RecordedSet
@@ -53,7 +54,7 @@ def check_headers(sets: list[RecordedSet]) -> dict[Pair, Header]:
             header = read_header(pair.trace)
             versions = known.get(header.engine)
             if versions is None:
-                engines = ", ".join(known)
+                engines = ", ".join(filter(playable, known))
                 raise Malformed(
                     f"{pair.trace}, line 1: the engine {header.engine!r:.60} is unknown, known are {engines}."
                 )
@@ -80,12 +81,12 @@ def playable(engine: str) -> bool:
     return importlib.util.find_spec(f"{__package__}.{engine}") is not None
 
 
-def player(engine: str) -> Play:
-    """Who plays them."""
+def player(engine: str) -> tuple[Play, Keys]:
+    """Who plays them, and the keys that their scenarios may have."""
     if not playable(engine):
         raise Unsupported(f"schedules of {engine} are not simulated yet")
-    play: Play = importlib.import_module(f"{__package__}.{engine}").play
-    return play
+    module = importlib.import_module(f"{__package__}.{engine}")
+    return module.play, module.KEYS
 
 
 def replay_set(recorded: RecordedSet, headers: dict[Pair, Header]) -> Iterator[Outcome]:
@@ -108,7 +109,9 @@ def replay(set_name: str, pair: Pair, header: Header, scenario: Scenario) -> Out
     about = (header.engine, header.version)
     recorded = read_steps(pair.trace)
     try:
-        found = compare(recorded, player(header.engine)(scenario, header.version))
+        play, keys = player(header.engine)
+        check_keys(scenario, keys)
+        found = compare(recorded, play(scenario, header.version))
     except Malformed:
         raise
     except Unsupported as error:
@@ -119,5 +122,16 @@ def replay(set_name: str, pair: Pair, header: Header, scenario: Scenario) -> Out
         pass  # the rest of the trace has to be in order too
     if found is None:
         return Outcome(set_name, pair.name, status, *about, reason=reason)
+    other = other_config(header, scenario)
+    if other is not None:
+        found = replace(found, decision=other, blocks=other)
     status = "different" if found.decision or found.blocks else "stuck" if found.stuck else "identical"
     return Outcome(set_name, pair.name, status, *about, comparison=found)
+
+
+def other_config(header: Header, scenario: Scenario) -> Difference | None:
+    """The difference of a trace that was made with another configuration than its scenario has, as far as it says."""
+    if header.config is None or "config" not in scenario.content:
+        return None
+    recorded, simulated = given_values(header.config), given_values(scenario.config)
+    return Difference(None, "header.config", recorded, simulated) if recorded != simulated else None

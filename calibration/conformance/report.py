@@ -1,17 +1,34 @@
 """What a person and a program read of a comparison: per trace, per set, and the counts."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from calibration.conformance.compare import ABSENT, Difference
+from calibration.conformance.compare import ABSENT, END, Difference
 from calibration.conformance.replay import Outcome
 from calibration.conformance.sets import RecordedSet
+from calibration.conformance.words import meaning, request_of
 
 
 STUCK = "the simulated run is stuck, a request never gets its blocks"
 SHOWN = 100
 """Characters of a value that are shown to a person; JSON holds all."""
+MOST_LINES = 5
+"""Traces of a set that are unsupported for one reason and still have a line each."""
+
+
+def trace_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """One line per trace; one for all of a set that are unsupported for the same reason, if they are many."""
+    many = Counter((outcome.set_name, outcome.reason) for outcome in outcomes if outcome.status == "unsupported")
+    lines: dict[str, None] = {}  # in order, each once
+    for outcome in outcomes:
+        number = many[outcome.set_name, outcome.reason] if outcome.status == "unsupported" else 0
+        if number > MOST_LINES:
+            lines[f"{outcome.set_name}: {number} traces unsupported: {outcome.reason}"] = None
+        else:
+            lines[line_of(outcome)] = None
+    return list(lines)
 
 
 def line_of(outcome: Outcome) -> str:
@@ -40,22 +57,48 @@ def sentence(difference: Difference) -> str:
     if field == "stuck":
         who, other = ("recorded", "simulated") if recorded else ("simulated", "recorded")
         return f"step {difference.step}, stuck: the {who} run is, a request never gets its blocks; the {other} is not"
+    if field == "step":
+        step, where = missing(difference)
+        return f"step {step} is missing in the {where}"
+    path, recorded, simulated = first_entry(difference)
+    at = "" if difference.step is None else f"step {difference.step}, "
+    words = meaning(difference, path)
+    left, right = shown(recorded), shown(simulated)
+    if left == right:
+        left, right = json.dumps(recorded), json.dumps(simulated)  # a text that looks like a number
+    about = f" ({words})" if words else ""
+    return f"{at}{path_text(field, path)}{about}: recorded {left}, simulated {right}"
+
+
+def missing(difference: Difference) -> tuple[int, str]:
+    """The step that only one of two runs has, and which of them lacks it."""
+    recorded, simulated = difference.recorded, difference.simulated
+    if recorded == END or (simulated != END and simulated < recorded):
+        return simulated, "recording"
+    return recorded, "simulation"
+
+
+def first_entry(difference: Difference) -> tuple[list[Any], Any, Any]:
+    """The indices and keys of the first entry that differs, and what both sides hold there."""
+    path: list[Any] = []
+    recorded, simulated = difference.recorded, difference.simulated
     while isinstance(recorded, list) and isinstance(simulated, list):
         same = next((i for i, (a, b) in enumerate(zip(recorded, simulated, strict=False)) if a != b), None)
         if same is None:
             same = min(len(recorded), len(simulated))
-        field = f"{field}[{same}]"
+        path.append(same)
         recorded = recorded[same] if same < len(recorded) else ABSENT
         simulated = simulated[same] if same < len(simulated) else ABSENT
     while isinstance(recorded, dict) and isinstance(simulated, dict):
         key = next(k for k in [*recorded, *simulated] if recorded.get(k, ABSENT) != simulated.get(k, ABSENT))
-        field = f"{field}.{key}"
+        path.append(key)
         recorded, simulated = recorded.get(key, ABSENT), simulated.get(key, ABSENT)
-    where = "" if difference.step is None else f"step {difference.step}, "
-    left, right = shown(recorded), shown(simulated)
-    if left == right:
-        left, right = json.dumps(recorded), json.dumps(simulated)  # a text that looks like a number
-    return f"{where}{field}: recorded {left}, simulated {right}"
+    return path, recorded, simulated
+
+
+def path_text(field: str, path: Sequence[Any]) -> str:
+    """A field and the way into it, `sched[2][1]`."""
+    return field + "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in path)
 
 
 def shown(value: Any) -> str:
@@ -82,6 +125,12 @@ def last_line(outcomes: Sequence[Outcome]) -> str:
         f"decisions {found['decisions_identical']}/{found['traces']} identical, "
         f"block ids {found['block_ids_identical']}/{found['traces']} identical"
     )
+
+
+def unsupported_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """Per reason, how many of the traces cannot be replayed: they count as different in the sum."""
+    reasons = Counter(outcome.reason for outcome in outcomes if outcome.status == "unsupported")
+    return [f"{number} of {len(outcomes)} unsupported: {reason}" for reason, number in reasons.items()]
 
 
 def set_lines(sets: Sequence[RecordedSet], outcomes: Sequence[Outcome]) -> list[str]:
@@ -130,6 +179,7 @@ def difference_of(outcome: Outcome) -> dict[str, Any]:
     difference = None if found is None else found.decision or found.blocks
     if found is None or difference is None:
         return about | {"kind": outcome.status, "reason": outcome.reason}
+    path, *_ = ([], None, None) if difference.field == "step" else first_entry(difference)
     return about | {
         "kind": "decision" if found.decision else "block ids",
         "step": difference.step,
@@ -137,4 +187,7 @@ def difference_of(outcome: Outcome) -> dict[str, Any]:
         "recorded": difference.recorded,
         "simulated": difference.simulated,
         "stuck": found.stuck,
+        "path": path_text(difference.field, path),
+        "request": request_of(difference, path),
+        "sentence": sentence(difference),
     }

@@ -42,6 +42,11 @@ def find_sets(path: Path) -> list[RecordedSet]:
     if inside is not None:
         folder, part = inside
         sets = [read_set(folder, part)]
+    elif path.is_file():
+        raise ValueError(
+            f"{path}: a file that lies in no scenarios/ or traces/; if it is a server's log, add --run DIR, the "
+            "results folder of a simulated run to compare it with."
+        )
     else:
         sets = [read_set(folder) for folder in folders(path)]
     sets = [found for found in sets if found.pairs or found.orphans or found.left_over]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from calibration.conformance.keys import Keys
 from calibration.conformance.scenario import (
     Scenario,
     Unsupported,
@@ -45,6 +46,10 @@ SHARED = (
     "overlap",
 )
 SWITCHES = ("overlap", "mixed_chunk", "disable_radix", "priority", "low_first", "disable_prio_preemption")
+KEYS = Keys(
+    config={*CONFIG, *OPTIONS, *SHARED, *SWITCHES},
+    request=("max_new_tokens", "ignore_eos", "eos_len"),
+)
 PATIENCE = 10_000
 """Turns without a token, with requests unfinished and none to come, after which a run is stuck."""
 

@@ -61,8 +61,8 @@ class LogComparison:
         return self.agree == self.logged == self.simulated
 
 
-def read_step_log(path: Path) -> dict[int, LoggedSteps]:
-    """The steps in a server's log, by data-parallel rank (0 where the log names none).
+def read_step_log(path: Path, first: int = 0) -> dict[int, LoggedSteps]:
+    """The steps in a server's log from Iteration(`first`) on, by data-parallel rank (0 where the log names none).
 
     `Malformed` if a step comes twice, as when a log holds two starts of the server, or if there is none.
     """
@@ -86,6 +86,11 @@ def read_step_log(path: Path) -> dict[int, LoggedSteps]:
             "--enable-logging-iteration-details."
         )
     tables = {rank: np.array(rows, dtype=np.int64) for rank, rows in sorted(found.items())}
+    tables = {rank: table[table[:, 0] >= first] for rank, table in tables.items()}
+    if not any(len(table) for table in tables.values()):
+        raise Malformed(
+            f"{path}: --from {first} leaves nothing of this log, its last step is Iteration({rows[-1][0]})."
+        )
     return {rank: LoggedSteps(*trimmed(table[:, 0], table[:, 1:])) for rank, table in tables.items()}
 
 
@@ -155,10 +160,10 @@ def compare_replica(rank: int, logged: LoggedSteps, own: Mapping[str, np.ndarray
 
 
 def log_text(found: Sequence[LogComparison]) -> str:
-    """One line per engine core, then the sum."""
+    """One line per engine core, then the sum, of the longer of both sides: a step of one alone is not identical."""
     lines = [f"engine core {one.replica}: {log_sentence(one)}" for one in found]
-    logged = sum(one.logged for one in found)
-    return "\n".join([*lines, "", f"steps {sum(one.equal for one in found)}/{logged} identical"])
+    steps = sum(max(one.logged, one.simulated) for one in found)
+    return "\n".join([*lines, "", f"steps {sum(one.equal for one in found)}/{steps} identical"])
 
 
 def log_sentence(one: LogComparison) -> str:

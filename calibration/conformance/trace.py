@@ -6,7 +6,7 @@ summary. Read as it is asked for, for a trace may be long.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from calibration.conformance.lines import Malformed, not_json, read_lines
 
 @dataclass(frozen=True)
 class Header:
-    """Who made a trace, and of which scenario."""
+    """Who made a trace, of which scenario, and with which configuration, if it says so."""
 
     engine: str
     version: str
     scenario: str
+    config: dict[str, Any] | None = field(default=None, compare=False)
 
 
 def read_header(path: Path) -> Header:
@@ -33,7 +34,10 @@ def read_header(path: Path) -> Header:
                 raise Malformed(
                     f"{path}, line {number}: the header's {key} must be a text, got {content.get(key)!r:.60}."
                 )
-        return Header(content["engine"], content["version"], content["scenario"])
+        config = content.get("config")
+        if config is not None and not isinstance(config, dict):
+            raise Malformed(f"{path}, line {number}: the header's config must be an object, got {config!r:.60}.")
+        return Header(content["engine"], content["version"], content["scenario"], config)
     raise Malformed(f"{path}, line 1: the trace is empty; its first line must be a header.")
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from calibration.conformance.keys import Keys
 from calibration.conformance.scenario import Scenario, Unsupported, is_count, prompt_tokens, refuse, require
 from calibration.conformance.summary import Summary
 from calibration.conformance.vllm_requests import RecordedProgress, Timetable, check_requests
@@ -27,6 +28,19 @@ from sim.scheduler.vllm import make_rows
 
 CONFIG = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_gpu_blocks")
 SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
+KEYS = Keys(
+    config=(
+        *(*CONFIG, *SWITCHES, "policy", "long_prefill_token_threshold", "spec", "watermark", "pp", "depth", "groups"),
+        *("retention", "connector", "runner", "inst"),
+    ),
+    request=(
+        *("max_tokens", "abort_step", "abort_mid", "stop_after", "accept", "draft_len"),
+        *("kv", "recv", "inst"),
+    ),
+    inner={"spec": ("method", "k"), "groups": ("type", "bs", "window")},
+)
+"""`runner`, `inst`, `kv`, `recv`: recordings have them, for the real engine's driver and for KV connectors."""
+
 MOST_BLOCKS = 1 << 24
 MOST_IN_FLIGHT = 256
 KINDS = ("full", "mla", "swa", "chunk", "mamba")

@@ -89,16 +89,29 @@ def check_utilization(conf: EngineConf, value: float, device: DeviceConf) -> Non
 
 
 def check_limits(conf: EngineConf, profile: EngineProfile, tokens: int, seqs: int, length: int, chunked: bool) -> None:
-    """Raise `ValueError` for limits that contradict each other; the arguments are the resolved ones."""
+    """Raise `ValueError` for limits that contradict each other; the arguments are the resolved ones.
+
+    SGLang has neither rule: its token budget is that of prefills, and without chunks it does not bound a prompt.
+    """
     if profile.memory_rule == "vllm" and tokens < seqs:
         raise ValueError(
             f"max_num_batched_tokens ({tokens:,}) must be at least max_num_seqs ({seqs:,}): "
             "raise engine.max_num_batched_tokens or lower engine.max_num_seqs"
         )
-    if not chunked and tokens < length:
+    if profile.memory_rule != "sglang" and not chunked and tokens < length:
         raise ValueError(
             f"without chunked prefill max_num_batched_tokens ({tokens:,}) must be at least max_model_len ({length:,}): "
             "raise engine.max_num_batched_tokens, lower engine.max_model_len or set engine.enable_chunked_prefill=true"
+        )
+
+
+def check_async(conf: EngineConf, profile: EngineProfile, pipeline: int) -> None:
+    """Raise `ValueError` where scheduling ahead is asked for and this version cannot do it with pipeline stages."""
+    if conf.async_scheduling and pipeline > 1 and not profile.async_with_stages:
+        raise ValueError(
+            f"{conf.name} {conf.version} refuses async scheduling with pipeline stages, got engine.async_scheduling="
+            f"true with deployment.pipeline_parallel={pipeline}: leave out engine.async_scheduling, or choose a "
+            "version that has it (vLLM since 0.15.0)"
         )
 
 

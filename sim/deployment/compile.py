@@ -1,6 +1,7 @@
 """From what a user asked for to a checked plan: engine settings, plan arrays, and what had to be assumed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from sim.deployment.check import check_deployment
 from sim.deployment.conf import DeploymentConf
@@ -48,6 +49,17 @@ def compile_plan(
         hand_over=hand_over(model, device, ranks) if stages > 1 else None,
         tokens_back=tokens_back(device, ranks * (stages - 1) + 1) if stages > 1 else None,
     )
+
+
+def bounded(plan: Plan, seqs: int) -> Plan:
+    """The plan with at most `seqs` requests at once, where its cache allows fewer than its settings."""
+    engine = plan.engine
+    if seqs == engine.max_num_seqs:
+        return plan
+    given = engine.origin.get("max_num_seqs", "engine configuration")
+    why = f"{given}: {engine.max_num_seqs:,}, of which the KV cache allows {seqs:,}"
+    rows = (("max_num_seqs", f"{seqs:g}", why) if row[0] == "max_num_seqs" else row for row in plan.assumptions)
+    return replace(plan, engine=replace(engine, max_num_seqs=seqs), assumptions=tuple(rows))
 
 
 def _check_shape(model: ModelSpec, device: DeviceConf, engine: EngineConf, deployment: DeploymentConf) -> None:

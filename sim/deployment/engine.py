@@ -38,6 +38,8 @@ class EngineProfile:
     - `reserve_full_input`: admission needs room for the whole input.
     - `async_by_default`, `async_adds_depth`: whether batches are scheduled ahead, and whether that adds one batch
       to a pipeline's own (`pp + 1` in flight) or only gives two to a single stage.
+    - `async_with_stages`: whether batches can be scheduled ahead where the model has pipeline stages; otherwise that is
+      off by default there, and asking for it is refused.
     - `async_stages_overlap`: a pipeline that is scheduled ahead starts a batch before the one before has left its last
       stage; otherwise the first stage receives the sampled tokens of every batch before it starts the next.
     - `graph_list`, `graph_top`, `graph_top_blackwell`: the rule of the captured sizes and its ceilings.
@@ -63,6 +65,7 @@ class EngineProfile:
     reserve_full_input: bool = False
     async_by_default: bool = False
     async_adds_depth: bool = False
+    async_with_stages: bool = True
     async_stages_overlap: bool = False
     graph_memory_in_budget: bool = False
     graph_list: str = "0.10.2"

@@ -10,7 +10,14 @@ from typing import Any
 
 import yaml
 
-from sim.deployment.check import check_conf, check_deployment, check_limits, check_profile, check_utilization
+from sim.deployment.check import (
+    check_async,
+    check_conf,
+    check_deployment,
+    check_limits,
+    check_profile,
+    check_utilization,
+)
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.defaults import default_limits, limit_tier, static_fraction
 from sim.deployment.engine import EngineConf, EngineProfile, EngineSettings, LimitTier
@@ -100,6 +107,7 @@ def resolve_engine(
 
     If `conf.profile` is not that of the version (or none is loaded), the nearest earlier shipped profile is taken,
     with a note. ValueError, one sentence each: a parallel shape that does not divide the model or that no link joins;
+    async scheduling with pipeline stages where the version refuses it;
     unknown engine, usage, KV type or graph mode; a scheduler or profile of another engine; limits, lengths, block size,
     fractions or facts of the profile out of range.
     """
@@ -156,7 +164,10 @@ def resolve_engine(
     )
     utilization = choose("gpu_memory_utilization", conf.gpu_memory_utilization, fraction)
     check_utilization(conf, utilization, device)
-    asynchronous = choose("async_scheduling", conf.async_scheduling, profile.async_by_default)
+    check_async(conf, profile, pipeline)
+    alone = pipeline == 1 or profile.async_with_stages
+    why = "default" if alone or not profile.async_by_default else "default with pipeline stages"
+    asynchronous = choose("async_scheduling", conf.async_scheduling, profile.async_by_default and alone, why)
     mode, sizes = _graphs(conf, profile, top, tokens, seqs)
     notes += _dropped(conf, mode, sizes, tokens)
     for key, given in (("graph_mode", conf.cudagraph_mode), ("graph_sizes", conf.cudagraph_capture_sizes)):

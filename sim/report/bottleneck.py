@@ -1,15 +1,16 @@
 """Why it is not faster: one verdict with its evidence and the setting to change.
 
-While requests wait, an engine with chunked prefill stops admitting for one of three reasons, which the step table
-tells apart: every seat is taken (`running = max_num_seqs`), the step's token budget is spent
-(`max_num_batched_tokens`), or, failing both, there are no KV blocks for the next request. Where nobody waits, the
-verdict is about where a step's time goes.
+While requests wait, an engine stops admitting for one of four reasons, which the step table tells apart: every seat
+is taken (`running = max_num_seqs`), the step's token budget is spent (`max_num_batched_tokens`), there are no KV blocks
+for the next request (`sim.report.blocked`), or, with all three to spare, the scheduler's own rule. Where nobody waits,
+the verdict is about where a step's time goes.
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from sim.report.blocked import Limits, limits
 from sim.report.metrics import Metrics, latencies
 from sim.report.result import SimulationResult
 
@@ -20,9 +21,20 @@ QUEUE_SHARE = 0.10
 RECOMPUTE_SHARE = 0.05
 """So is recomputing more than this share of all computed tokens after preemptions."""
 
+THRASH_SHARE = 0.25
+"""From this share on, recomputing is the verdict, whatever keeps requests out besides."""
+
+RULE_QUEUE_SHARE = 0.05
+"""A scheduler's rule is to blame only where queueing is this share of E2E latency: less is the wait for the next step."""
 
 BUBBLE_RATIO = 1.5
 """Pipeline stages stand idle too much where some stage runs this many times as long as each does on average."""
+
+
+MORE_BLOCKS = (
+    "engine.kv_cache_dtype=fp8 (--kv-cache-dtype), engine.gpu_memory_utilization (--gpu-memory-utilization) or "
+    "deployment.tensor_parallel (--tensor-parallel-size): more KV blocks per replica."
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,7 @@ class StepShares:
     seats: float
     budget: float
     kv: float
+    rule: float
     decode_only: float
     eager_decode: float
     component: dict[str, float]
@@ -58,26 +71,18 @@ def step_shares(result: SimulationResult) -> StepShares | None:
     def share(chosen: np.ndarray) -> float:
         return float(span[chosen].sum() / span.sum())
 
-    tokens = np.asarray(steps.prefill_tokens) + np.asarray(steps.decodes)
     waiting = np.asarray(steps.waiting) > 0
-    at_limit = np.asarray(steps.running) >= settings.get("max_num_seqs", np.inf)
-    spent = tokens >= settings.get("max_num_batched_tokens", np.inf)
-    short = ~at_limit & ~spent
-    full = np.asarray(steps.free_blocks) < 0.1 * max(result.num_gpu_blocks, 1)
-    if not settings.get("chunked_prefill", True):
-        # A whole prompt has to fit the budget, so an unspent budget proves nothing; few free blocks do.
-        short, spent = short & full, spent | (short & ~full)
-    elif not {"max_num_seqs", "max_num_batched_tokens"} <= settings.keys():
-        short &= full  # without the limits nothing can be told by elimination
+    found: Limits = limits(result)
     decode_only = np.asarray(steps.prefill_tokens) == 0
     eager = decode_only & (np.asarray(steps.graph_mode) == 0) & bool(len(settings.get("graph_sizes", ())))
     totals = {name: float(np.sum(seconds)) for name, seconds in result.components_s.items()}
     whole = sum(totals.values())
     return StepShares(
         waiting=share(waiting),
-        seats=share(waiting & at_limit),
-        budget=share(waiting & ~at_limit & spent),
-        kv=share(waiting & short),
+        seats=share(waiting & found.seats),
+        budget=share(waiting & found.budget),
+        kv=share(waiting & found.blocks),
+        rule=share(waiting & found.rule),
         decode_only=share(decode_only),
         eager_decode=share(eager),
         component={name: total / whole for name, total in totals.items()} if whole > 0 else {},
@@ -95,20 +100,18 @@ def verdict(result: SimulationResult, metrics: Metrics) -> Verdict | None:
 def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares) -> Verdict | None:
     steps = result.steps
     computed = float(np.sum(steps.prefill_tokens) + np.sum(steps.decodes))
-    thrashes = (metrics.recomputed_tokens or 0) > RECOMPUTE_SHARE * computed
-    reasons = {"seats": shares.seats, "token_budget": shares.budget, "kv": shares.kv}
-    queued = shares.waiting >= QUEUE_SHARE and any(reasons.values())
-    if not queued and not thrashes:
-        return None
+    recomputed = (metrics.recomputed_tokens or 0) / computed if computed else 0.0
     found = latencies(result.requests)
     queue_share = float(found.queue_s.sum() / found.e2el_s.sum()) if found.e2el_s.sum() > 0 else 0.0
-    evidence = {
-        "waiting": shares.waiting,
-        "seats": shares.seats,
-        "token_budget": shares.budget,
-        "kv": shares.kv,
-        "queue_share_of_e2el": queue_share,
-    }
+    reasons = {"seats": shares.seats, "token_budget": shares.budget, "kv": shares.kv, "scheduler": shares.rule}
+    evidence = {"waiting": shares.waiting, **reasons, "queue_share_of_e2el": queue_share, "recomputed": recomputed}
+    if queue_share < RULE_QUEUE_SHARE:
+        del reasons["scheduler"]
+    queued = sum(reasons.values()) >= QUEUE_SHARE
+    if not queued and recomputed <= RECOMPUTE_SHARE:
+        return None
+    if recomputed >= THRASH_SHARE:
+        return _thrash_verdict(metrics, recomputed, computed, evidence)
     reason = max(reasons, key=lambda name: reasons[name]) if queued else "kv"
     waits = f"requests wait during {shares.waiting:.0%} of step time, and queueing is {queue_share:.0%} of E2E latency"
     kv_mean, kv_max = metrics.kv_usage_mean or 0.0, metrics.kv_usage_max or 0.0
@@ -132,15 +135,35 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
             "or add deployment.replicas.",
             evidence,
         )
+    if reason == "scheduler":
+        policy = (result.config.get("engine") or {}).get("scheduler")
+        return Verdict(
+            "scheduler-bound",
+            f"Scheduler-bound: {waits}; for {shares.rule:.0%} seats, token budget and KV blocks are all to be had "
+            f"(mean batch {metrics.batch_tokens_mean or 0:.0f} tokens, KV use at most {kv_max:.0%}), "
+            f"so it is a rule of the scheduler{f' ({policy})' if policy else ''} that keeps them out.",
+            "engine: one that admits requests in every step (continuous batching), or add deployment.replicas.",
+            evidence,
+        )
     thrown = "" if not metrics.preemptions else f", and {metrics.preemptions:,} preemptions"
     if metrics.recomputed_tokens:
         thrown += f" recompute {metrics.recomputed_tokens:,} tokens"
     return Verdict(
         "kv-bound",
-        f"KV-bound: {waits}; for {shares.kv:.0%} seats are free but KV blocks are not "
+        f"KV-bound: {waits}; for {shares.kv:.0%} seats are free but KV blocks are too few "
         f"(mean use {kv_mean:.0%}){thrown}.",
-        "engine.kv_cache_dtype=fp8 (--kv-cache-dtype), engine.gpu_memory_utilization (--gpu-memory-utilization) or "
-        "deployment.tensor_parallel (--tensor-parallel-size): more KV blocks per replica.",
+        MORE_BLOCKS,
+        evidence,
+    )
+
+
+def _thrash_verdict(metrics: Metrics, share: float, computed: float, evidence: dict[str, float]) -> Verdict:
+    return Verdict(
+        "kv-bound",
+        f"KV-bound (thrashing): {metrics.preemptions:,} preemptions for want of KV blocks make the engine compute "
+        f"{metrics.recomputed_tokens or 0:,} tokens again, {share:.0%} of the {computed:,.0f} it computes "
+        f"(input is {metrics.total_input:,}).",
+        "engine.max_num_seqs (--max-num-seqs): lower it to what the KV cache holds, or " + MORE_BLOCKS,
         evidence,
     )
 

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,9 @@ TEXTS = ("bottleneck", "model_name", "device_name", "simulated_by", "workload_di
 
 # Named apart from the overrides that chose them (model=..., seed=...), which have columns of their own.
 RENAMED = {"model_name": "model", "device_name": "device", "simulated_by": "engine", "run_seed": "seed"}
+
+SETTING = re.compile(r"([A-Za-z_][\w.@/]*=)([^\s,;]*[^\s,;.])")
+"""`key=value` in a sentence."""
 
 SHOWN = (
     ("output_throughput", "out tok/s"),
@@ -188,7 +192,42 @@ def collect_text(rows: Sequence[dict[str, Any]]) -> str:
         lines.append("")
     bad = [row for row in rows if row["status"] != "ok"]
     lines.append(f"{len(rows)} runs, {len(good)} ok" + (f", {len(bad)} not:" if bad else "."))
-    for row in bad:
-        setting = " ".join(f"{key}={row[key]}" for key in keys if key in row)
-        lines.append(f"  {row['run']}  {setting}  {row['status']}: {row['reason']}")
+    for group in failure_groups(bad):
+        runs = [f"  {row['run']}  {setting_of(row, keys)}" for row in group.rows]
+        said = f"{group.status}: {group.reason}"
+        lines += [f"{runs[0]}  {said}"] if len(runs) == 1 else [*runs, f"    each {said}"]
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Runs that failed for one `reason`; where it names a setting by `key=value`, with the values of all of them."""
+
+    status: str
+    reason: str
+    rows: list[dict[str, Any]]
+
+
+def failure_groups(rows: Sequence[dict[str, Any]]) -> list[FailureGroup]:
+    """The failed runs by status and reason, reasons being equal if they differ in values of `key=value` only."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        key = (row["status"], SETTING.sub(r"\1", row["reason"]))
+        groups.setdefault(key, []).append(row)
+    return [FailureGroup(key[0], _joined([row["reason"] for row in found]), found) for key, found in groups.items()]
+
+
+def setting_of(row: dict[str, Any], keys: Sequence[str]) -> str:
+    """`key=value` of each key that the run has."""
+    return " ".join(f"{key}={row[key]}" for key in keys if key in row)
+
+
+def _joined(reasons: Sequence[str]) -> str:
+    """One sentence for reasons that differ in values only: `key=2|4`."""
+    values = [list(dict.fromkeys(column)) for column in zip(*(_values(text) for text in reasons), strict=True)]
+    left = iter(values)
+    return SETTING.sub(lambda match: match[1] + "|".join(next(left)), reasons[0])
+
+
+def _values(reason: str) -> list[str]:
+    return [match[2] for match in SETTING.finditer(reason)]

@@ -15,6 +15,9 @@ from sim.report.summary import ms, percentile_word
 WIDTH = 50
 LABEL = 40
 
+REPEATED_LOOKUPS = 2
+"""More prefix look-ups than this per admission are worth a word."""
+
 SECTIONS = (
     ("ttft", "TTFT", "Time to First Token"),
     ("tpot", "TPOT", "Time per Output Token (excl. 1st token)"),
@@ -99,9 +102,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         lines.append(
             line("Prefix cache hits (% of input tokens):", 100 * metrics.cached_tokens / max(metrics.total_input, 1))
         )
-    if metrics.prefix_cache is not None:
-        rate, whole = metrics.prefix_cache.hit_rate, metrics.prefix_cache.hit_rate_with_preempted
-        lines.append(line("Hit rate, without / with preempted (%):", pair(percent(rate), percent(whole))))
+    lines += _hit_lines(metrics)
     lines += [
         line("Steps:", metrics.steps),
         line("Mean batch, requests / tokens:", pair(metrics.batch_requests_mean, metrics.batch_tokens_mean)),
@@ -122,6 +123,21 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         lines.append(header("Bottleneck"))
         lines += textwrap.wrap(found.sentence, 78)
         lines += textwrap.wrap(found.change, 78, initial_indent="Try ", subsequent_indent="    ")
+    return lines
+
+
+def _hit_lines(metrics: Metrics) -> list[str]:
+    """The hit rate as the engine counts it, n/a without a look-up, and a word where it counts blocked requests often."""
+    found = metrics.prefix_cache
+    rate, whole = (found.hit_rate, found.hit_rate_with_preempted) if found else (None, None)
+    lines = [line("Hit rate, without / with preempted (%):", pair(percent(rate), percent(whole)))]
+    admissions = metrics.completed + metrics.failed + metrics.preemptions
+    if found and found.lookups + found.preempted_lookups > REPEATED_LOOKUPS * admissions:
+        lines += textwrap.wrap(
+            f"({found.lookups + found.preempted_lookups:,} look-ups for {admissions:,} admissions: a blocked head of "
+            "the queue is looked up again in every step, as the engine counts)",
+            78,
+        )
     return lines
 
 

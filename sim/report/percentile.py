@@ -7,6 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 
+ROUNDING = 1e-9
+"""A standard deviation below this share of the mean is what rounding left of equal samples: 0."""
+
+
 @dataclass(frozen=True)
 class Distribution:
     """Summary of one latency, in seconds. With no sample every statistic is None.
@@ -65,13 +69,13 @@ def distribution(
     if not total:
         return Distribution(0, None, None, None, None, None, tuple((p, None) for p in percentiles))
     mean = float((values * weights).sum() / total)
-    variance = float(((values - mean) ** 2 * weights).sum() / total)
+    std = float(((values - mean) ** 2 * weights).sum() / total) ** 0.5
     found = weighted_percentiles(values, weights, (50.0, *percentiles))
     return Distribution(
         count=total,
         mean_s=mean,
         median_s=float(found[0]),
-        std_s=variance**0.5,
+        std_s=std if std > ROUNDING * abs(mean) else 0.0,
         min_s=float(values.min()),
         max_s=float(values.max()),
         percentiles_s=tuple((p, float(v)) for p, v in zip(percentiles, found[1:], strict=True)),

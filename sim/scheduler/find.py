@@ -8,9 +8,11 @@ A scheduler is a module with `make(settings, cache)`: one of this package by its
 - `CHUNKS`: True if it always cuts prompts at the token budget, False if it never does (without it: as settings say);
 - `SUPPORTS`: settings it looks at beyond those of every scheduler, of `SETTINGS`; the others may not be switched on;
 - `NOT_MODELLED`: sentences for the report;
-- `most_batch_tokens(settings)`: tokens of the largest batch (without it: `max_num_batched_tokens`).
+- `most_batch_tokens(settings)`: tokens of the largest batch (without it: `max_num_batched_tokens`);
+- `most_running(settings, usable_blocks)`: requests that may run at once (without it: `max_num_seqs`).
 """
 
+import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -38,6 +40,7 @@ _PARTS = (
 )  # fmt: skip
 _NOT_SCHEDULERS = {"base", "find", "hooks", "iteration", "options"}
 
+MOST_TOKENS = 1 << 24
 SETTINGS = {
     "enable_prefix_caching": (None, False),
     "hybrid_kv_cache": (None, False),
@@ -63,7 +66,7 @@ def find_scheduler(name: str) -> ModuleType:
         return importlib.import_module(f"sim.scheduler.{name}")
     if name.endswith(".py") or name.startswith((".", "/", "~")) or os.sep in name:
         path = user_path(name, "engine.scheduler")
-        if path.is_dir() or not path.exists():
+        if not path.is_file():
             raise ValueError(f"engine.scheduler={name}: there is no file {path.absolute()}.")
         module = _from_file(name, str(path.resolve()), path.stat().st_mtime_ns)
     elif "." in name:
@@ -86,7 +89,27 @@ def find_scheduler(name: str) -> ModuleType:
         )
     if not callable(getattr(module, "make", None)):
         raise ValueError(f"engine.scheduler={name} has no function make(settings, cache), which returns a scheduler.")
+    _check_module(name, module)
     return module
+
+
+def _check_module(name: str, module: ModuleType) -> None:
+    """Raise `ValueError` for the first of the optional names of a user's own module that holds something else."""
+    said = vars(module)
+    words = {key: said.get(key, ("fcfs",)) for key in ("POLICIES", "SUPPORTS", "NOT_MODELLED")}
+    for key, value in words.items():
+        if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(word, str) for word in value):
+            raise ValueError(f"engine.scheduler={name}: {key} must be a tuple of texts, got {value!r:.60}.")
+    if not words["POLICIES"]:
+        raise ValueError(f"engine.scheduler={name}: POLICIES must name at least one policy, or be left out.")
+    unknown = [key for key in said.get("SUPPORTS", ()) if key not in SETTINGS]
+    if unknown:
+        raise ValueError(f"engine.scheduler={name}: SUPPORTS may name {', '.join(SETTINGS)}, got {unknown[0]!r:.60}.")
+    if said.get("CHUNKS") not in (None, True, False):
+        raise ValueError(f"engine.scheduler={name}: CHUNKS must be True or False, got {said['CHUNKS']!r:.60}.")
+    options = said.get("Options")
+    if options is not None and not (isinstance(options, type) and dataclasses.is_dataclass(options)):
+        raise ValueError(f"engine.scheduler={name}: Options must be a dataclass, got {options!r:.60}.")
 
 
 def check_scheduler(engine: EngineConf) -> None:
@@ -128,7 +151,7 @@ def check_scheduler(engine: EngineConf) -> None:
 def make_scheduler(name: str, settings: EngineSettings, cache: CacheShape) -> Scheduler:
     """One replica's scheduler by name. `ValueError` if it does not exist or a user's own cannot be made."""
     module = find_scheduler(name)
-    with _blamed(name):
+    with _blamed(name, getattr(module, "__file__", None)):
         made: Scheduler = module.make(settings, cache)
         if not is_shipped(name):
             _check_made(name, made)
@@ -140,8 +163,8 @@ def _check_made(name: str, made: object) -> None:
     lacking = [part for part in _PARTS if not hasattr(made, part)]
     if lacking:
         raise ValueError(
-            f"engine.scheduler={name}: make(settings, cache) must return a scheduler; a {type(made).__name__} has no "
-            f"{', '.join(lacking)}."
+            f"engine.scheduler={name}: make(settings, cache) must return a scheduler, got {type(made).__name__}, "
+            f"which has no {', '.join(lacking)}."
         )
     kind = made.request_type  # type: ignore[attr-defined]
     if not (isinstance(kind, type) and issubclass(kind, Request)):
@@ -163,10 +186,27 @@ def knows_groups(name: str) -> bool:
 
 def most_batch_tokens(name: str, settings: EngineSettings) -> int:
     """Tokens of the largest batch that a scheduler decides."""
-    found: int = getattr(find_scheduler(name), "most_batch_tokens", lambda given: given.max_num_batched_tokens)(
-        settings
-    )
+    module = find_scheduler(name)
+    most = getattr(module, "most_batch_tokens", None)
+    if most is None:
+        return settings.max_num_batched_tokens
+    with _blamed(name, getattr(module, "__file__", None)):
+        found: int = most(settings)
+    if not isinstance(found, int) or not 1 <= found <= MOST_TOKENS:
+        raise ValueError(
+            f"engine.scheduler={name}: most_batch_tokens(settings) must return a whole number from 1 to "
+            f"{MOST_TOKENS:,}, got {found!r:.60}."
+        )
     return found
+
+
+def most_running(name: str, settings: EngineSettings, usable_blocks: int) -> int:
+    """Requests that a scheduler lets run at once with a cache of this size: `max_num_seqs`, or fewer."""
+    rule = getattr(find_scheduler(name), "most_running", None)
+    if rule is None:
+        return settings.max_num_seqs
+    with _blamed(name):
+        return min(settings.max_num_seqs, int(rule(settings, usable_blocks)))
 
 
 def not_modelled(name: str) -> tuple[str, ...]:
@@ -178,28 +218,40 @@ def failure(name: str, error: Exception) -> Exception:
     """An exception of a run as the user should see it: what a scheduler of their own raised is theirs to correct."""
     if is_shipped(name):
         return error
-    file = getattr(find_scheduler(name), "__file__", None)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    if isinstance(error, ValueError) and not lines:
+    where = _line(error, getattr(find_scheduler(name), "__file__", None))
+    raised = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
+    inherited = Path(raised).parent == Path(__file__).parent
+    if isinstance(error, ValueError) and (_names_key(error) or not (where or inherited)):
         return error
-    where = f" in line {lines[-1]}" if lines else ""
-    said = " ".join(str(error).split())
-    return ValueError(
-        f"engine.scheduler={name} failed{where}, {type(error).__name__}: {said} (HEADWAY_DEBUG=1 shows where)."
-    )
+    return ValueError(f"engine.scheduler={name} failed{where}, {_said(error)} (HEADWAY_DEBUG=1 shows where).")
+
+
+def _names_key(error: BaseException) -> bool:
+    """Whether an exception is a sentence of its own about what to change."""
+    return isinstance(error, ValueError) and str(error).startswith("engine.")
+
+
+def _line(error: BaseException, file: str | None) -> str:
+    """The last line of a file that an exception has come through, "" if none."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" in line {lines[-1]}" if lines else ""
+
+
+def _said(error: BaseException) -> str:
+    """The kind of an exception and its text, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
 @contextmanager
-def _blamed(name: str) -> Iterator[None]:
+def _blamed(name: str, file: str | None = None) -> Iterator[None]:
     """What the module of a user's own scheduler raises is told with its name."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        if is_shipped(name) or (isinstance(error, ValueError) and str(error).startswith("engine.")):
+        if is_shipped(name) or _names_key(error):
             raise
         raise ValueError(
-            f"engine.scheduler={name} cannot be used, {type(error).__name__}: {' '.join(str(error).split())} "
-            "(HEADWAY_DEBUG=1 shows where)."
+            f"engine.scheduler={name} cannot be used{_line(error, file)}, {_said(error)} (HEADWAY_DEBUG=1 shows where)."
         ) from error
 
 
@@ -224,7 +276,7 @@ def _from_file(name: str, path: str, changed_ns: int) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     try:
-        with _blamed(name):
+        with _blamed(name, path):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[spec.name]

@@ -177,6 +177,11 @@ class IterationScheduler[R: IterationRequest]:
             if not runs and starts_ended:
                 continue
             tokens = self.tokens_for(request, budget)
+            if not isinstance(tokens, int) or tokens > budget or tokens > request.known - request.computed:
+                raise ValueError(
+                    f"engine.scheduler: tokens_for must return a whole number of at most the budget and what is left, "
+                    f"here {min(budget, request.known - request.computed)}, got {tokens!r} for {request}."
+                )
             kind = "c"
             if runs:
                 if tokens <= 0 or not self._take(request, request.computed + tokens):

@@ -15,6 +15,7 @@ Not modelled: swapping KV to the host, reactively or proactively. A paused reque
 needed; the lowest in the queues lose theirs first and are computed again.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -28,6 +29,8 @@ from sim.scheduler.iteration import IterationRequest, IterationScheduler
 from sim.scheduler.options import at_least, read_options
 
 
+MOST_QUEUES = 1000
+MOST_QUANTUM = 1e30
 NOT_MODELLED = ("FastServe's swapping of KV blocks to the host: paused requests keep theirs or are computed again",)
 
 
@@ -48,6 +51,13 @@ class Options:
         at_least(0, promote_after=self.promote_after)
         if not self.quantum > 0:
             raise ValueError(f"quantum must be above 0, got {self.quantum:g}.")
+        if math.log(self.quantum) + (self.queues - 1) * math.log(self.ratio) > math.log(MOST_QUANTUM):
+            raise ValueError(
+                f"the last queue's quantum, quantum * ratio**(queues - 1), must be at most {MOST_QUANTUM:g}: lower "
+                "queues, ratio or quantum."
+            )
+        if self.queues > MOST_QUEUES:
+            raise ValueError(f"queues must be at most {MOST_QUEUES}, got {self.queues}.")
 
 
 class LevelledRequest(IterationRequest):

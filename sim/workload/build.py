@@ -206,8 +206,9 @@ def _arrival_provenance(conf: WorkloadConf) -> str:
         if conf.time_scale != 1:
             parts.append(f"times multiplied by {conf.time_scale}")
     else:
-        parts = [conf.arrival]
-        if conf.arrival not in ("closed_loop", "all_at_once"):
+        at_once = conf.arrival not in ("closed_loop", "all_at_once") and math.isinf(conf.rate)
+        parts = ["all at once"] if at_once else [conf.arrival]
+        if conf.arrival not in ("closed_loop", "all_at_once") and not at_once:
             parts.append(f"{conf.rate} requests/s")
         if conf.arrival == "ramp":
             parts.append(f"to {conf.rate_end} requests/s in a straight line")

@@ -9,13 +9,22 @@ import pytest
 
 from calibration.conformance import sglang
 from calibration.conformance.compare import ABSENT, compare
+from calibration.conformance.keys import check_keys
 from calibration.conformance.lines import Malformed
-from calibration.conformance.replay import check_headers, replay_set
-from calibration.conformance.report import fields, last_line, set_lines, shown, verdict
+from calibration.conformance.replay import check_headers, player, replay_set
+from calibration.conformance.report import (
+    fields,
+    last_line,
+    set_lines,
+    shown,
+    trace_lines,
+    unsupported_lines,
+    verdict,
+)
 from calibration.conformance.scenario import Scenario, Unsupported, output_base, read_scenario, token_ids
 from calibration.conformance.sets import find_sets
 from calibration.conformance.trace import read_header, read_steps
-from calibration.conformance.vllm import play
+from calibration.conformance.vllm import KEYS, play
 
 
 CONFIG = {
@@ -336,18 +345,97 @@ def test_unsupported_kinds_count_as_different(tmp_path):
 def test_a_difference_shows_the_entries_that_differ(tmp_path):
     write_set(tmp_path / "set", steps=changed(1, sched=[["a", 2, 9, "c"]]))
     sets, (outcome,) = outcomes_of(tmp_path)
-    assert verdict(outcome) == "different, step 1, sched[0][2]: recorded 9, simulated 8"
+    assert verdict(outcome) == "different, step 1, sched[0][2] (tokens computed before of a): recorded 9, simulated 8"
     (difference,) = fields(sets, [outcome])["differences"]
     assert difference == {
         **{"set": "set", "trace": "hand", "kind": "decision", "step": 1, "field": "sched", "stuck": False},
         **{"recorded": [["a", 2, 9, "c"]], "simulated": [["a", 2, 8, "c"]]},
+        **{"path": "sched[0][2]", "request": "a"},
+        "sentence": "step 1, sched[0][2] (tokens computed before of a): recorded 9, simulated 8",
     }
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (changed(1, sched=[["a", 3, 8, "c"]]), "step 1, sched[0][1] (tokens of a): recorded 3, simulated 2"),
+        (changed(1, sched=[["b", 2, 8, "c"]]), "step 1, sched[0][0] (request of row 0): recorded b, simulated a"),
+        (changed(1, sched=[]), 'step 1, sched[0] (row of a): recorded absent, simulated ["a", 2, 8, "c"]'),
+        (changed(1, out=[["a", 2]]), "step 1, out[0][1] (tokens emitted of a): recorded 2, simulated 1"),
+        (changed(1, fin=["a"]), "step 1, fin[0] (requests that ended): recorded a, simulated absent"),
+        (changed(1, nb=[[4]]), "step 1, nb[0][0] (block ids of a): recorded 4, simulated 3"),
+        (changed(1, colour=1), "step 1, colour: recorded 1, simulated absent"),
+        ([HAND[0], HAND[2]], "step 1 is missing in the recording"),
+        (HAND[:2], "step 2 is missing in the recording"),
+        ([*HAND, HAND[2] | {"step": 3}], "step 3 is missing in the simulation"),
+    ],
+)
+def test_a_difference_is_told_in_words(tmp_path, steps, said):
+    write_set(tmp_path / "set", steps=steps)
+    sets, (outcome,) = outcomes_of(tmp_path)
+    assert verdict(outcome).endswith(f"different, {said}")
+    assert fields(sets, [outcome])["differences"][0]["sentence"] == said
+
+
+def test_many_unsupported_for_one_reason_share_a_line(tmp_path):
+    for number in range(6):
+        write_set(tmp_path / "many", name=f"s{number}", config={"connector": {"mode": "pull"}})
+    write_set(tmp_path / "one", config={"connector": {"mode": "pull"}})
+    write_set(tmp_path / "one", name="played")
+    _, outcomes = outcomes_of(tmp_path)
+    assert trace_lines(outcomes) == [
+        "many: 6 traces unsupported: KV connectors are not simulated yet",
+        "one/hand: unsupported: KV connectors are not simulated yet",
+        "one/played: identical",
+    ]
+    assert unsupported_lines(outcomes) == ["7 of 8 unsupported: KV connectors are not simulated yet"]
+
+
+@pytest.mark.parametrize("key", ["_seed", "note", "desc", "comment"])
+def test_remarks_are_free(key):
+    config, request = CONFIG | {key: 1, "groups": [{"type": "full", "bs": 4, key: 1}]}, REQUEST | {key: 1}
+    content = {"name": "x", "config": config, "requests": [request], key: 1}
+    check_keys(Scenario("x", config, [request], "x.json", content), KEYS)
+
+
+def test_an_unknown_key_of_an_instance_or_of_sglang_is_named():
+    content = {"config_p": CONFIG, "config_d": CONFIG | {"blocksize": 1}}
+    with pytest.raises(Unsupported, match=r"config_d.blocksize is an unknown key; did you mean block_size\?"):
+        check_keys(Scenario("x", {}, [REQUEST], "x.json", content), KEYS)
+    with pytest.raises(Unsupported, match=r"max_tokens of request a is an unknown key; did you mean max_new_tokens\?"):
+        check_keys(Scenario("x", SGLANG, [REQUEST], "x.json", {"config": SGLANG}), sglang.KEYS)
+
+
+def test_every_recorded_key_is_known(shared):
+    """Also of the kinds that are not simulated."""
+    found = find_sets(shared / "data" / "schedules")
+    for pair in (pair for recorded in found for pair in recorded.pairs):
+        check_keys(read_scenario(pair.scenario), player(read_header(pair.trace).engine)[1])
+
+
+def test_a_trace_made_with_another_configuration_is_different(tmp_path):
+    path = write_set(tmp_path / "set", zipped=False) / "traces" / "hand.jsonl"
+    first, *rest = path.read_text().splitlines()
+
+    def outcome_of(config):
+        header = json.loads(first)["header"] | {"config": config}
+        path.write_text("\n".join([json.dumps({"header": header}), *rest]))
+        return outcomes_of(tmp_path)[1][0]
+
+    words = "(what the engine was driven with, and the scenario)"
+    more, other = outcome_of(CONFIG | {"pp": 2}), outcome_of(CONFIG | {"max_num_seqs": 5})
+    assert verdict(more) == f"different, header.config.pp {words}: recorded 2, simulated absent"
+    assert verdict(other) == f"different, header.config.max_num_seqs {words}: recorded 5, simulated 4"
+    assert not other.decisions_identical
+    assert outcome_of(CONFIG | {"policy": None, "_note": "x"}).status == "identical"
+    with pytest.raises(Malformed, match="line 1: the header's config must be an object, got 5"):
+        outcome_of(5)
 
 
 def test_a_text_is_told_from_the_number_it_looks_like(tmp_path):
     write_set(tmp_path / "set", steps=changed(1, run="1"))
     _, (outcome,) = outcomes_of(tmp_path)
-    assert verdict(outcome) == 'different, step 1, run: recorded "1", simulated 1'
+    assert verdict(outcome) == 'different, step 1, run (running requests): recorded "1", simulated 1'
 
 
 def test_long_values_are_cut_for_a_person():

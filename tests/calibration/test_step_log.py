@@ -48,6 +48,9 @@ def test_one_run_is_shorter(tmp_path):
     (found,) = compare_logs(logged(tmp_path, *LOG), simulated(RUN[:2]))
     assert (found.identical, found.agree, found.iteration) == (False, 2, None)
     assert "the shorter ends; 3 steps logged, 2 simulated" in log_text([found])
+    assert log_text([found]).endswith("steps 2/3 identical")
+    (found,) = compare_logs(logged(tmp_path, *LOG[:2]), simulated(RUN))
+    assert log_text([found]).endswith("steps 2/3 identical")
 
 
 def test_after_a_preemption_only_sums_are_compared(tmp_path):

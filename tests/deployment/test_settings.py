@@ -91,7 +91,8 @@ def test_defaults_name_their_origin(llama, h100):
     [
         ("0.9.1", "0.10.2", 0.9, False, False),
         ("0.10.2", "0.10.2", 0.9, False, False),
-        ("0.15.0", "0.14.0", 0.9, False, True),
+        ("0.14.1", "0.14.0", 0.9, False, True),
+        ("0.16.0", "0.15.0", 0.9, False, True),
         ("0.19.0", "0.19.0", 0.9, False, True),
         ("0.22.1", "0.21.0", 0.9, True, True),
         ("0.28.0rc1", "0.28.0", 0.92, True, True),
@@ -127,6 +128,40 @@ def test_batches_in_flight_by_version_and_pipeline(llama, h100):
     assert settings(llama, h100, two, version="0.33.0").batches_in_flight == 3
     assert settings(llama, h100, two, version="0.33.0", async_scheduling=False).batches_in_flight == 2
     assert settings(llama, h100, version="0.10.2").batches_in_flight == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "alone", "staged"),
+    [
+        ("0.10.2", False, False),
+        ("0.11.0", False, False),
+        ("0.14.0", True, False),
+        ("0.15.0", True, True),
+        ("0.17.0", True, True),
+        ("0.18.0", True, True),
+        ("0.19.0", True, True),
+        ("0.33.0", True, True),
+    ],
+)
+def test_async_scheduling_with_stages_by_version(llama, h100, version, alone, staged):
+    two = DeploymentConf(pipeline_parallel=2)
+    assert settings(llama, h100, version=version).async_scheduling is alone
+    found = settings(llama, h100, two, version=version)
+    assert found.async_scheduling is staged
+    assert ("with pipeline stages" in found.origin["async_scheduling"]) is (alone and not staged)
+    if staged:
+        assert settings(llama, h100, two, version=version, async_scheduling=True).async_scheduling
+        return
+    assert found.batches_in_flight == 2
+    assert settings(llama, h100, version=version, async_scheduling=True).batches_in_flight == 2
+    with pytest.raises(ValueError, match=f"vllm {version} refuses async .* engine.async_scheduling=true with depl"):
+        settings(llama, h100, two, version=version, async_scheduling=True)
+
+
+def test_sglang_without_chunks_does_not_bound_prompts_by_its_tokens(llama, h100):
+    conf = replace(load_engine("sglang"), enable_chunked_prefill=False)
+    found = resolve_engine(conf, llama, h100, DeploymentConf())
+    assert not found.chunked_prefill and found.max_num_batched_tokens < found.max_model_len
 
 
 def test_every_profile_resolves_and_has_sources(llama, h100):

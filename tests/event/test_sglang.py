@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
+from conf.compose import compose
+from sim import api
 from sim.deployment.graphs import EAGER, PIECEWISE
 from sim.event.pricer import Pricer
 from sim.event.run import run_exact
@@ -26,6 +28,18 @@ def run(arrivals_ms, prompts, outputs, *, blocks=200, base_s=10e-3, ids=None, **
 
 def latencies(found):
     return dict(zip((found.itl_ns // MS).tolist(), found.itl_count.tolist(), strict=True))
+
+
+def test_the_report_shows_the_requests_that_the_pool_allows():
+    """512 of the longest (2,048 of 4,096 at least) for each that the pool holds, and at most half its tokens."""
+    words = ["engine=sglang-0.5.23", "model=qwen2.5-0.5b", "workload.num_requests=2", "engine.max_model_len=8192"]
+    for blocks, running in ((2_000, 999), (20_000, 2048), (48_001, 3000), (400_000, 4096)):
+        job = api.build(compose([*words, f"engine.num_gpu_blocks_override={blocks}"]))
+        assert job.plan.engine.max_num_seqs == running
+        (shown,) = [row for row in job.plan.assumptions if row[0] == "max_num_seqs"]
+        assert shown[1] == f"{running}" and ("KV cache allows" in shown[2]) is (running < 4096)
+    given = api.build(compose([*words, "engine.num_gpu_blocks_override=20000", "engine.max_num_seqs=5000"]))
+    assert given.plan.engine.max_num_seqs == 5000
 
 
 def test_a_prefill_pauses_the_decodes():

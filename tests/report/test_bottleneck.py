@@ -1,7 +1,11 @@
 """Each bottleneck is recognised where it was built in."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 
+from sim.report.blocked import limits
 from sim.report.bottleneck import step_shares, verdict
 from sim.report.metrics import measure
 
@@ -59,7 +63,7 @@ def test_preemptions_without_a_queue_are_still_kv_bound(toy):
 def test_waiting_is_split_without_remainder(toy):
     shares = step_shares(toy(requests=150, seats=16, rate=40.0, blocks=900))
     assert shares.waiting > 0.1
-    assert shares.seats + shares.budget + shares.kv == pytest.approx(shares.waiting)
+    assert shares.seats + shares.budget + shares.kv + shares.rule == pytest.approx(shares.waiting)
 
 
 def test_decode_batches_beyond_the_captured_graphs_are_named(toy):
@@ -79,3 +83,82 @@ def test_without_the_limits_blocks_are_not_blamed_by_elimination(toy):
     run.settings.clear()
     assert step_shares(run).waiting > 0.5
     assert judge(run).kind != "kv-bound"
+
+
+def held_back(three, **changes):
+    """The three requests with a wide budget and seats, 100 blocks; the third one waits from 300 to 500 ms."""
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 1000, "chunked_prefill": True}
+    return three(settings=settings | changes.pop("settings", {}), **changes)
+
+
+def with_steps(run, **columns):
+    steps = dataclasses.replace(run.steps, **{name: np.array(values) for name, values in columns.items()})
+    return dataclasses.replace(run, steps=steps)
+
+
+def test_a_static_batch_is_the_schedulers_rule_and_not_the_budget(three):
+    """Steps of 10 to 45 tokens against a budget of 1,000, 50 blocks free or more, and one waits in each step."""
+    for chunked in (True, False):
+        run = held_back(three, settings={"chunked_prefill": chunked}, config={"engine": {"scheduler": "static"}})
+        run = with_steps(run, waiting=[1, 1, 1], preempted=[0, 0, 0])
+        assert limits(run).rule.all()
+        metrics = dataclasses.replace(measure(run), recomputed_tokens=0, preemptions=0)
+        found = verdict(run, metrics)
+        assert found.kind == "scheduler-bound"
+        assert "a rule of the scheduler (static)" in found.sentence and "100%" in found.sentence
+        assert "max_num_batched_tokens" not in found.change
+
+
+def test_the_budget_is_blamed_where_the_next_prompt_exceeds_what_is_left(three):
+    """Without chunks the third prompt, 30 tokens, has to fit beside 21 in the second step; with chunks one token has."""
+    whole = held_back(three, settings={"chunked_prefill": False, "max_num_batched_tokens": 50})
+    whole.requests.queued_ns[2] = whole.steps.issued_ns[1]
+    assert limits(whole).budget.tolist() == [False, True, False]
+    chunks = dataclasses.replace(whole, settings=whole.settings | {"chunked_prefill": True})
+    assert limits(chunks).budget.tolist() == [False, False, False]
+    chunks.settings["max_num_batched_tokens"] = 21
+    assert limits(chunks).budget.tolist() == [False, True, True]
+
+
+def test_blocks_are_blamed_where_fewer_are_free_than_the_next_prompt_needs(three):
+    """The third request waits while the second step is decided: 30 tokens are 2 blocks, of 16 in 30 only 1 is free."""
+    run = held_back(three)
+    run.requests.queued_ns[2] = run.steps.issued_ns[1]
+    run = dataclasses.replace(with_steps(run, preempted=[0, 0, 0], free_blocks=[28, 2, 28]), num_gpu_blocks=30)
+    assert limits(run).blocks.tolist() == [False, False, False]
+    assert limits(with_steps(run, free_blocks=[28, 1, 28])).blocks.tolist() == [False, True, False]
+
+
+def test_blocks_promised_to_the_running_are_not_free(three):
+    """At full length 15, 21 and 33 tokens are 1 + 2 + 3 blocks: the third has no place beside the others in 5."""
+    run = held_back(three)
+    run.requests.queued_ns[2] = run.steps.issued_ns[1]
+    run = with_steps(run, preempted=[0, 0, 0], free_blocks=[5, 5, 5])
+    assert limits(dataclasses.replace(run, num_gpu_blocks=5)).blocks.tolist() == [False, True, False]
+    assert limits(dataclasses.replace(run, num_gpu_blocks=6)).blocks.tolist() == [False, False, False]
+
+
+def test_waiting_for_the_batch_in_flight_is_no_bottleneck(three):
+    """Blocks and seats are free and requests start within 4 ms of 500: a count of the waiting alone proves nothing."""
+    run = held_back(three)
+    run.requests.arrival_ns[:] = [0, 96_000_000, 496_000_000]
+    run.requests.queued_ns[:] = run.requests.arrival_ns
+    run = with_steps(run, waiting=[1, 1, 1], preempted=[0, 0, 0])
+    found = verdict(run, dataclasses.replace(measure(run), recomputed_tokens=0, preemptions=0))
+    assert step_shares(run).waiting == 1
+    assert found.kind not in ("kv-bound", "scheduler-bound", "admission-bound")
+
+
+def test_recomputing_most_tokens_is_thrashing_whatever_the_budget(three):
+    """76 tokens computed, 57 of them again: 75 %, though every step spends its budget of 10."""
+    run = held_back(three, settings={"max_num_batched_tokens": 10})
+    run = with_steps(run, waiting=[1, 1, 1])
+    metrics = dataclasses.replace(measure(run), recomputed_tokens=57, preemptions=1022)
+    assert step_shares(run).budget == 1
+    found = verdict(run, metrics)
+    assert found.kind == "kv-bound"
+    assert "1,022 preemptions" in found.sentence and "57 tokens again, 75% of the 76" in found.sentence
+    assert "max_num_batched_tokens" not in found.change
+    assert found.evidence["recomputed"] == pytest.approx(0.75)
+    few = dataclasses.replace(metrics, recomputed_tokens=1)
+    assert verdict(run, few).kind == "prefill-bound"

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from sim.report.collect import collect, collect_csv, collect_text, override_keys
+from sim.report.collect import COLUMNS, collect, collect_csv, collect_text, failure_groups, override_keys
 from sim.report.results import write_failure, write_results
 
 
@@ -108,3 +108,18 @@ def test_what_cannot_be_read_is_a_row(tmp_path):
         assert said in row["reason"], row
     assert "1 ok" in collect_text(rows)
     assert collect_csv(rows)
+
+
+def test_failures_alike_are_said_once():
+    def bad(run, stages, policy):
+        reason = f"stages want vllm, got stages={stages} with engine.policy={policy}; set it to 1."
+        return dict.fromkeys(COLUMNS) | {"run": run, "status": "error", "reason": reason, "stages": stages}
+
+    rows = [bad("0", "2", "orca"), bad("1", "4", "static-1.0"), bad("2", "2", "orca")]
+    rows.append(rows[0] | {"run": "3", "reason": "It does not fit.", "status": "infeasible"})
+    said = [(group.reason, [row["run"] for row in group.rows]) for group in failure_groups(rows)]
+    together = "stages want vllm, got stages=2|4 with engine.policy=orca|static-1.0; set it to 1."
+    assert said == [(together, ["0", "1", "2"]), ("It does not fit.", ["3"])]
+    text = collect_text(rows)
+    assert text.count("stages want vllm") == 1
+    assert "  1  stages=4\n" in text and "  3  stages=2  infeasible: It does not fit." in text

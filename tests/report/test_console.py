@@ -7,6 +7,7 @@ import pytest
 
 from sim.report.bottleneck import verdict
 from sim.report.console import console
+from sim.report.hit_rate import LookupTotals
 from sim.report.metrics import measure
 from sim.report.result import REJECTED
 
@@ -48,6 +49,7 @@ Mean TTFT, scheduled at once (ms):       175.00
 KV cache usage, mean / max (%):          40.0 / 50.0
 Preemptions:                             2
 Tokens recomputed:                       10
+Hit rate, without / with preempted (%):  n/a / n/a
 Steps:                                   3
 Mean batch, requests / tokens:           3.0 / 25.3
 Step time / duration (%):                80.00
@@ -89,3 +91,15 @@ def test_verdict_and_assumptions_on_request(result):
     assert "memory bandwidth = 2.9 TB/s  [toy]" in text
     assert "- Prefix reuse." in text
     assert "Assumptions" not in console(result, metrics, None)
+
+
+def test_repeated_look_ups_are_explained(three):
+    """3 requests and 2 preemptions are 5 admissions: 10 look-ups are two each, 11 more."""
+    metrics = measure(three())
+    for lookups, said in ((10, False), (11, True)):
+        found = LookupTotals(lookups, 100, 40, 0, 0, 0)
+        text = console(three(), dataclasses.replace(metrics, prefix_cache=found), None)
+        assert "Hit rate, without / with preempted (%):  40.0 / 40.0" in text
+        assert ("11 look-ups for 5 admissions" in " ".join(text.split())) == said
+    nothing = dataclasses.replace(metrics, prefix_cache=LookupTotals(2, 0, 0, 0, 0, 0))
+    assert "preempted (%):  n/a / n/a" in console(three(), nothing, None)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sim.report.bottleneck import verdict
+from sim.report.collect import COLUMNS
 from sim.report.metrics import measure
 from sim.report.page.build import asset, fill, page, quantity
 from sim.report.page.data import QUANTILES, chart_data, rounded
@@ -230,3 +231,30 @@ def test_sweep_page_stands_alone():
     assert "It does not fit." in found.words
     assert "<9>" not in text
     assert "https:" not in text
+
+
+def test_ttft_by_priority_is_on_the_page(three):
+    assert "TTFT by priority" not in " ".join(Reader(build(three())).words)
+    base = three()
+    ranked = dataclasses.replace(base, workload=dataclasses.replace(base.workload, priority=np.array([5, 0, 5])))
+    words = Reader(build(ranked)).words
+    at = words.index("priority 0")
+    assert words[at : at + 5] == ["priority 0", "1", "250.0", "250.0", "250.0"]
+    assert words[at + 5 : at + 8] == ["priority 5", "2", "300.0"]
+
+
+def test_small_numbers_are_short():
+    assert quantity(1.388e-14) == "1.39e-14" and quantity(0.00001234) == "0.0000123"
+
+
+def test_sweep_page_says_what_runs_share_and_names_them():
+    row = dict.fromkeys((*COLUMNS,), 1.0) | {"status": "ok", "reason": "", "bottleneck": "kv-bound"}
+    row |= {"model_name": "m-8b", "device_name": "H<1>", "model": "m", "workload": "chat"}
+    rows = [row | {"run": str(i), "engine": name, "seats": str(i)} for i, name in enumerate(("a", "b"))]
+    text = sweep_page(rows, "s")
+    words = Reader(text).words
+    assert words.index("m-8b") < words.index("H<1>") < words.index("workload=chat") < words.index("2 configurations")
+    assert "model=m" not in words and "engine=a" not in words
+    assert [point["run"] for point in Reader(text).data["points"]] == ["0", "1"]
+    assert '<th scope="col" class="word">engine</th><th scope="col">seats</th>' in text
+    assert '<td class="word">kv-bound</td>' in text

@@ -49,3 +49,9 @@ def test_asking_for_an_unknown_percentile_names_the_known_ones():
         found.percentile_s(42)
     with pytest.raises(ValueError, match="numbers from 0 to 100, got 101"):
         distribution(np.array([1.0]), percentiles=(101,))
+
+
+def test_rounding_is_no_spread():
+    """Three times 0.1 s: their mean is 1e-17 off, a spread of 1e-8 of the mean is one."""
+    assert distribution(np.array([0.1, 0.1, 0.1])).std_s == 0.0
+    assert distribution(np.array([1.0, 1.0 + 2e-8])).std_s == pytest.approx(1e-8, rel=1e-3)

@@ -57,10 +57,11 @@ def test_help_and_the_catalogues_need_no_jax():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("simulat",), "headway has no command simulat: did you mean simulate?"),
-        (("qqq",), "headway has no command qqq: known are simulate, memory"),
+        (("simulat",), "there is no command simulat: did you mean simulate?"),
+        (("sweep", "-m"), "there is no command sweep: a sweep is `headway simulate -m KEY=A,B ...`."),
+        (("qqq",), "there is no command qqq: known are simulate, memory"),
         (("workload.rate=3",), "the command comes first, `headway simulate workload.rate=3`"),
-        (("simulate", "--jsn"), "headway simulate has no option --jsn: did you mean --json?"),
+        (("simulate", "--jsn"), "headway: simulate has no option --jsn: did you mean --json?"),
         (("simulate", "workload.raet=3"), "unknown key workload.raet: did you mean workload.rate?"),
         (("simulate", "hardware=h1000"), "hardware=h1000 is not one of the"),
         (("simulate", "--serve", "vllm"), "--serve wants a whole command in quotes"),
@@ -76,12 +77,12 @@ def test_help_and_the_catalogues_need_no_jax():
         (("models", ""), "model wants a name or a path, got ''."),
         (("models", "foo"), "the nearest names are"),
         (("hardware", ""), "hardware= is not a known device"),
-        (("collect", ""), "headway collect wants a name or a path, got ''."),
+        (("collect", ""), "headway: collect wants a name or a path, got ''."),
         (("validate", "run="), "run wants a name or a path, got ''."),
-        (("models", "a", "b"), "headway models wants one name, got a b."),
-        (("collect",), "headway collect wants one folder, got 0."),
+        (("models", "a", "b"), "headway: models wants one name, got a b."),
+        (("collect",), "headway: collect wants one folder, got 0."),
         (("collect", "nowhere"), "nowhere"),
-        (("validate",), "headway validate wants run=DIR"),
+        (("validate",), "headway: validate wants run=DIR"),
         (("validate", "run=nowhere"), "run=nowhere: there is no such folder."),
         (("bench", "event-contd"), "there is no benchmark event-contd: did you mean event-counted"),
         (("bench", "startup", "--repeat", "0"), "--repeat wants a whole number above 0, got '0'."),
@@ -242,6 +243,9 @@ def test_sglang_by_its_own_command_line(headway):
         "simulate", "--serve", command, "workload=fixed-128-128", "workload.num_requests=5", "--json"
     ).json()
     assert (found["completed"], found["engine_label"]) == (5, "sglang 0.5.23")
+    uncut = ("engine=sglang-0.5.23", "engine.enable_chunked_prefill=false", "model=qwen2.5-0.5b")
+    found = headway("simulate", *uncut, "workload=fixed-8192-1024", "workload.num_requests=2", "--json").json()
+    assert found["completed"] == 2
     refused = headway("simulate", "--serve", command.replace("lpm", "sjf"), "--json")
     assert refused.code == 2
     assert "engine.scheduling_policy=sjf" in refused.json()["message"]

@@ -52,7 +52,7 @@ def test_a_decision_that_differs(headway, set_folder):
     edit(trace, lambda lines: [line.replace('"run":1', '"run":2') if '"step":3,' in line else line for line in lines])
     found = headway("conformance", str(set_folder))
     assert found.code == 1
-    assert "small/open/single_request: different, step 3, run: recorded 2, simulated 1" in found.out
+    assert "small/open/single_request: different, step 3, run (running requests): recorded 2, simulated 1" in found.out
     assert found.out.rstrip().endswith("decisions 2/3 identical, block ids 2/3 identical")
 
 
@@ -73,6 +73,10 @@ def test_an_unsupported_kind_counts_as_different(headway, set_folder):
     assert found.code == 1
     assert "small/open/single_request: unsupported: KV connectors are not simulated yet" in found.out
     assert "decisions 2/3 identical, block ids 2/3 identical, 1 unsupported" in found.out
+    assert found.out.rstrip().split("\n")[-2:] == [
+        "1 of 3 unsupported: KV connectors are not simulated yet",
+        "decisions 2/3 identical, block ids 2/3 identical",
+    ]
 
 
 def test_a_pool_too_small_has_a_status_that_says_so(headway, set_folder):
@@ -109,7 +113,7 @@ def test_what_has_no_partner_is_said(headway, set_folder):
         (
             "traces/open/single_request.jsonl",
             lambda lines: [lines[0].replace('"vllm"', '"lmdeploy"'), *lines[1:]],
-            "the engine 'lmdeploy' is unknown, known are sglang, trtllm, vllm.",
+            "the engine 'lmdeploy' is unknown, known are sglang, vllm.",
         ),
     ],
 )
@@ -121,6 +125,33 @@ def test_bad_files_are_one_sentence(headway, set_folder, file, change, said):
     assert file.rpartition("/")[2] in found.err
     assert found.err.count("\n") == 1
     assert headway("conformance", str(set_folder), "--json").json()["status"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda content: content["config"].update(max_num_sequences=1),
+            "config.max_num_sequences is an unknown key; did you mean max_num_seqs?",
+        ),
+        (
+            lambda content: content["requests"][0].update(max_token=1),
+            "max_token of request r0 is an unknown key; did you mean max_tokens?",
+        ),
+        (
+            lambda content: content["config"].update(spec={"method": "eagle", "k": 1, "kk": 2}),
+            "config.spec.kk is an unknown key; did you mean k?",
+        ),
+    ],
+)
+def test_an_unknown_setting_is_not_ignored(headway, set_folder, change, said):
+    scenario = set_folder / "scenarios" / "open" / "single_request.json"
+    content = json.loads(scenario.read_text())
+    change(content)
+    scenario.write_text(json.dumps(content))
+    found = headway("conformance", str(set_folder))
+    assert found.code == 1
+    assert f"single_request: unsupported: {said}" in found.out
 
 
 def test_scenarios_alone_are_nothing_to_replay(headway, set_folder):
@@ -145,8 +176,8 @@ def test_names_of_files_that_are_no_text(tmp_path, set_folder):
 
 def test_bad_paths_are_one_sentence(headway, tmp_path):
     for words, said in (
-        ((), "headway conformance wants one PATH"),
-        (("a", "b"), "headway conformance wants one PATH"),
+        ((), "headway: conformance wants one PATH"),
+        (("a", "b"), "headway: conformance wants one PATH"),
         (("nowhere",), "nowhere: there is no such file or folder."),
         ((str(tmp_path),), "no recordings here; wanted are folders with scenarios/ and traces/ in them."),
         ((str(tmp_path), "--run", "x"), "with --run, PATH is the log of a server, a file"),
@@ -176,7 +207,17 @@ def test_a_step_log(headway, tmp_path):
     found = headway("conformance", str(log), "--run", "run")
     assert found.code == 0
     assert found.out.startswith(f"engine core 0: identical in all {len(table):,} steps")
-    log.write_text(re.sub(r"Iteration\(5\): \d+", "Iteration(5): 9", log.read_text()))
+    table_of_log = log.read_text()
+    assert "it is a server's log, add --run DIR" in headway("conformance", str(log)).err
+    warm = "Iteration(0): 1 context requests, 7 context tokens, 0 generation requests, 0 generation tokens,\n"
+    log.write_text(warm + re.sub(r"Iteration\((\d+)\)", lambda at: f"Iteration({int(at[1]) + 1})", table_of_log))
+    assert headway("conformance", str(log), "--run", "run").code == 1
+    found = headway("conformance", str(log), "--run", "run", "--from", "1")
+    assert (found.code, found.out.rstrip().split("\n")[-1]) == (0, f"steps {len(table)}/{len(table)} identical")
+    for wrong, said in (("x", "--from must be a whole number from 0"), ("99999", "--from 99999 leaves nothing")):
+        assert said in headway("conformance", str(log), "--run", "run", "--from", wrong).err
+    assert "it wants --run DIR, too" in headway("conformance", str(log), "--from", "1").err
+    log.write_text(re.sub(r"Iteration\(5\): \d+", "Iteration(5): 9", table_of_log))
     assert headway("conformance", str(log), "--run", "run", "--json").json()["cores"][0]["iteration"] == 5
     shutil.rmtree(tmp_path / "run")
     assert "there is no steps.parquet in it" in headway("conformance", str(log), "--run", "run").err

@@ -1,6 +1,7 @@
 """A scheduler of the user's own: the example of the documentation as it stands, and one sentence for each mistake."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -98,6 +99,26 @@ FILES = {
         "        return int('x')\n"
         "make = Value\n"
     ),
+    "halves.py": (
+        "from sim.scheduler.iteration import IterationScheduler\n"
+        "class Halves(IterationScheduler):\n"
+        "    def tokens_for(self, request, budget):\n"
+        "        return super().tokens_for(request, budget) / 2\n"
+        "make = Halves\n"
+    ),
+    "foreign.py": (
+        "from sim.scheduler.iteration import IterationRequest, IterationScheduler\n"
+        "class Foreign(IterationScheduler):\n"
+        "    def candidates(self):\n"
+        "        return [IterationRequest(99, 10, 10)]\n"
+        "make = Foreign\n"
+    ),
+    "policies.py": "from sim.scheduler.iteration import IterationScheduler as make\nPOLICIES = ()\n",
+    "said.py": "from sim.scheduler.iteration import IterationScheduler as make\nNOT_MODELLED = 'one sentence'\n",
+    "supports.py": "from sim.scheduler.iteration import IterationScheduler as make\nSUPPORTS = ('reuse',)\n",
+    "chunks.py": "from sim.scheduler.iteration import IterationScheduler as make\nCHUNKS = 'x'\n",
+    "options.py": "from sim.scheduler.iteration import IterationScheduler as make\nclass Options:\n    x = 1\n",
+    "most.py": "from sim.scheduler.iteration import IterationScheduler as make\nmost_batch_tokens = lambda s: 'x'\n",
     "idle.py": (
         "from sim.scheduler.iteration import IterationScheduler\n"
         "class Idle(IterationScheduler):\n"
@@ -115,6 +136,7 @@ MISTAKES = {
     "no such module": (["engine.scheduler=nowhere.at_all"], "there is no module nowhere that can be imported"),
     "a near name": (["engine.scheduler=orcs"], "did you mean orca"),
     "a folder": (["engine.scheduler=./conf"], "there is no file"),
+    "a pipe": (["engine.scheduler=./pipe.py"], "engine.scheduler=./pipe.py: there is no file"),
     "no Python": (["engine.scheduler=./broken.py"], "./broken.py cannot be used, SyntaxError: .*line 1"),
     "a failing import": (
         ["engine.scheduler=./raises.py"],
@@ -128,22 +150,45 @@ MISTAKES = {
     ),
     "a make that returns nothing": (
         ["engine.scheduler=./nothing.py"],
-        r"./nothing.py: make\(settings, cache\) must return a scheduler; a NoneType has no request_type, add, schedule",
+        r"./nothing.py: make\(settings, cache\) must return a scheduler, got NoneType, which has no request_type, add,",
     ),
     "a make that raises ValueError": (
         ["engine.scheduler=./words.py"],
-        "engine.scheduler=./words.py cannot be used, ValueError: invalid literal",
+        "engine.scheduler=./words.py cannot be used in line 2, ValueError: invalid literal",
     ),
     "a method that raises ValueError": (
         ["engine.scheduler=./value.py"],
         "engine.scheduler=./value.py failed in line 4, ValueError: invalid literal",
     ),
-    "a file that ends the program": (["engine.scheduler=./leaves.py"], "./leaves.py cannot be used, SystemExit: 3"),
+    "a file that ends the program": (
+        ["engine.scheduler=./leaves.py"],
+        "./leaves.py cannot be used in line 2, SystemExit: 3",
+    ),
     "a method that ends the program": (["engine.scheduler=./leaves_late.py"], r"ended by sys.exit\(3\)"),
     "requests of another kind": (
         ["engine.scheduler=./numbers.py"],
         "request_type must be sim.scheduler.base.Request or a subclass of it, got <class 'int'>",
     ),
+    "half a token": (
+        ["engine.scheduler=./halves.py"],
+        r"tokens_for must return a whole number of at most .* here 1024, got 512.0 for Iter",
+    ),
+    "a request of its own": (
+        ["engine.scheduler=./foreign.py"],
+        "engine.scheduler=./foreign.py failed, ValueError: list",
+    ),
+    "no policy": (["engine.scheduler=./policies.py"], "POLICIES must name at least one policy"),
+    "a sentence for sentences": (
+        ["engine.scheduler=./said.py"],
+        "NOT_MODELLED must be a tuple of texts, got 'one sentence'",
+    ),
+    "a setting nobody has": (
+        ["engine.scheduler=./supports.py"],
+        "SUPPORTS may name enable_prefix_caching, hybrid_kv_cache, long_prefill_token_threshold, got 'reuse'",
+    ),
+    "chunks of a kind": (["engine.scheduler=./chunks.py"], "CHUNKS must be True or False, got 'x'"),
+    "options that are no dataclass": (["engine.scheduler=./options.py"], "Options must be a dataclass, got <class"),
+    "a batch of words": (["engine.scheduler=./most.py"], "must return a whole number from 1 to 16,777,216, got 'x'"),
     "no progress": (["engine.scheduler=./idle.py"], "empty batches in a row, .*choose another with engine.scheduler"),
     "an unknown option": (
         ["engine=mlfq", "++engine.scheduler_options.queue=2"],
@@ -156,6 +201,14 @@ MISTAKES = {
     "an option out of range": (
         ["engine=mlfq", "++engine.scheduler_options.queues=0"],
         "queues must be at least 1, got 0",
+    ),
+    "quanta beyond all numbers": (
+        ["engine=mlfq", "++engine.scheduler_options.queues=2000"],
+        r"quantum \* ratio\*\*\(queues - 1\), must be at most 1e\+30",
+    ),
+    "a quantum without end": (
+        ["engine=mlfq", "++engine.scheduler_options.quantum=inf"],
+        "quantum.* must be at most 1e",
     ),
     "an option that is no choice": (
         ["engine=orca", "++engine.scheduler_options.reserve=all"],
@@ -197,6 +250,7 @@ MISTAKES = {
 def test_mistakes_are_one_sentence(headway, example, case):
     for name, text in FILES.items():
         (example / name).write_text(text)
+    os.mkfifo(example / "pipe.py")
     overrides, said = MISTAKES[case]
     words = ["model=qwen2.5-0.5b", "workload=fixed-1024-128", "workload.num_requests=2", *overrides]
     found = headway("simulate", *words, "--json")

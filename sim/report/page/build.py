@@ -1,7 +1,7 @@
 """One self-contained HTML page of a run: text and tables from here, charts drawn in the browser from embedded data."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -13,6 +13,7 @@ from sim.report.console import percent
 from sim.report.metrics import Metrics, latencies, meets
 from sim.report.page.data import chart_data
 from sim.report.plain import plain, to_json
+from sim.report.priority import by_priority
 from sim.report.result import SimulationResult
 from sim.report.summary import ms, percentile_word
 from sim.units import GIB
@@ -46,6 +47,7 @@ def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> s
             "headline": headline(result, metrics),
             "latency_table": latency_table(metrics),
             "slo": slo_html(result, metrics),
+            "priorities": priority_table(result),
             "hits": hits_html(metrics),
             "step_note": step_note(metrics),
             "replicas": replica_table(result),
@@ -82,7 +84,8 @@ def quantity(value: float | None, digits: int = 3) -> str:
     if value == 0:
         return "0"
     whole = int(np.floor(np.log10(abs(value)))) + 1
-    return f"{value:,.{max(0, digits - whole)}f}"
+    # What six decimals cannot show is written with an exponent.
+    return f"{value:.{digits - 1}e}" if whole < -5 else f"{value:,.{max(0, digits - whole)}f}"
 
 
 def duration(milliseconds: float | None) -> tuple[str, str]:
@@ -187,13 +190,19 @@ def hits_html(metrics: Metrics) -> str:
     )
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """An HTML table of cells that are HTML already; the first column heads the row."""
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "", words: Collection[int] = frozenset()
+) -> str:
+    """An HTML table of cells that are HTML already; the first column heads the row, those in `words` are text."""
+    marks = [' class="word"' if column in words else "" for column in range(len(head))]
     body = "".join(
-        "<tr>" + f'<th scope="row">{cells[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in cells[1:]) + "</tr>"
+        "<tr>"
+        + f'<th scope="row">{cells[0]}</th>'
+        + "".join(f"<td{mark}>{cell}</td>" for cell, mark in zip(cells[1:], marks[1:], strict=True))
+        + "</tr>"
         for cells in map(tuple, rows)
     )
-    heads = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    heads = "".join(f'<th scope="col"{mark}>{cell}</th>' for cell, mark in zip(head, marks, strict=True))
     return (
         f'<div class="scroll"><table class="{kind}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
     )
@@ -211,6 +220,23 @@ def latency_table(metrics: Metrics) -> str:
         if found.count:
             rows.append([f"{label} <small>{meaning}</small>", *(quantity(ms(value), 4) for value in values)])
     return table(head, rows, "numbers") if rows else "<p>No request finished.</p>"
+
+
+def priority_table(result: SimulationResult) -> str:
+    """TTFT of each priority class, in ms; nothing where requests have none."""
+    classes = by_priority(result)
+    if not classes:
+        return ""
+    rows = [
+        [
+            f"priority {one.priority}",
+            f"{one.completed:,}",
+            *(quantity(ms(value), 4) for value in (one.ttft.mean_s, one.ttft.median_s, one.ttft.percentile_s(99.0))),
+        ]
+        for one in classes
+    ]
+    head = ["the smallest first", "finished", "mean (ms)", "median (ms)", "P99 (ms)"]
+    return "<h3>TTFT by priority</h3>" + table(head, rows, "numbers")
 
 
 def slo_html(result: SimulationResult, metrics: Metrics) -> str:

@@ -2,6 +2,18 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
+// The run beside its point, those of the front first; left out where it would lie on another name.
+function label(chart, points, x, y) {
+  const taken = [];
+  for (const p of [...points].sort((a, b) => b.front - a.front)) {
+    const wide = 7 * String(p.run).length;
+    const [left, top] = [x(p.x) + 7, y(p.y) - 6];
+    if (taken.some((t) => left < t.left + t.wide + 2 && t.left < left + wide + 2 && Math.abs(t.top - top) < 11)) continue;
+    taken.push({ left, top, wide });
+    node(chart.svg, "text", p.front ? { x: left, y: top, class: "strong" } : { x: left, y: top }, p.run);
+  }
+}
+
 function scatter(id, xName, yName, xLabel, yText, front) {
   const points = data.points.map((point, i) => ({ ...point, x: point[xName], y: point[yName], front: data.front.includes(i) })).filter((p) => p.x !== null && p.y !== null);
   if (!points.length) {
@@ -43,12 +55,13 @@ function scatter(id, xName, yName, xLabel, yText, front) {
       }
       for (const p of [...points].sort((a, b) => a.front - b.front))
         node(chart.svg, "circle", { cx: x(p.x), cy: y(p.y), r: p.front ? 4.5 : 3.5, fill: p.front ? "var(--main)" : "var(--paper)", stroke: p.front ? "var(--main)" : "var(--soft)", "stroke-width": 1.4 });
+      label(chart, points, x, y);
       chart.xAxis(x, ticks(xFrom, xTop, 5), xLabel);
       chart.positions = points.map((p) => x(p.x));
     },
     dots: (i, chart) => [{ y: chart.sy(points[i].y), color: "var(--second)" }],
     read: (i) => ({
-      when: points[i].label,
+      when: points[i].label === points[i].run ? "run " + points[i].run : "run " + points[i].run + ": " + points[i].label,
       rows: [
         { name: "tok/s per GPU", value: format(points[i].gpu) },
         { name: "tok/s per user", value: format(points[i].user) },

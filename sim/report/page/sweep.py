@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.report.collect import SHOWN, cell, override_keys
+from sim.report.collect import SHOWN, TEXTS, cell, failure_groups, override_keys, setting_of
 from sim.report.page.build import asset, embedded, fill, table
 
 
@@ -33,6 +33,7 @@ def sweep_page(rows: Sequence[dict[str, Any]], name: str, pages: Collection[str]
     keys = override_keys(rows, varying=True)
     points = [
         {
+            "run": row["run"],
             "label": " ".join(f"{key}={row[key]}" for key in keys if key in row) or row["run"],
             "user": row["output_throughput_per_user"],
             "gpu": row["output_throughput_per_gpu"],
@@ -49,20 +50,34 @@ def sweep_page(rows: Sequence[dict[str, Any]], name: str, pages: Collection[str]
         user, gpu = (np.array([points[i][axis] for i in placed], float) for axis in ("user", "gpu"))
         front = [placed[i] for i in pareto_front(user, gpu)]
     bad = [row for row in rows if row["status"] != "ok"]
-    facts = [f"{len(rows)} configurations", f"{len(good)} ran", *([f"{len(bad)} did not"] if bad else [])]
+    facts = [*_shared(good), f"{len(rows)} configurations", f"{len(good)} ran", *([f"{len(bad)} did not"] if bad else [])]
     return fill(
         "sweep.html",
         {
             "title": escape(name),
             "style": asset("style.css"),
             "heading": escape(name),
-            "subtitle": "".join(f"<li>{fact}</li>" for fact in facts),
+            "subtitle": "".join(f"<li>{escape(fact)}</li>" for fact in facts),
             "table": _table(good, keys, set(front), pages),
             "failures": _failures(bad, keys),
             "data": embedded({"points": points, "front": front}),
             "script": asset("charts.js") + "\n" + asset("sweep.js"),
         },
     )
+
+
+def _shared(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What all runs have in common: model, device and overrides with one value."""
+    if not rows:
+        return []
+    facts = [str(rows[0][name]) for name in ("model_name", "device_name") if _one(rows, name)]
+    named = {"model", "hardware"} if len(facts) == 2 else set()
+    keys = [key for key in override_keys(rows) if key.split("@")[0] not in named and _one(rows, key)]
+    return facts + [f"{key}={rows[0][key]}" for key in keys]
+
+
+def _one(rows: Sequence[dict[str, Any]], name: str) -> bool:
+    return rows[0].get(name) is not None and all(row.get(name) == rows[0][name] for row in rows)
 
 
 def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str], front: set[int], pages: Collection[str]) -> str:
@@ -77,14 +92,26 @@ def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str], front: set[int],
             escape(cell(row[column], column)) for column, _ in SHOWN
         ]
         body.append([name + mark, *values])
-    return table(["run", *(escape(key) for key in keys), *(escape(title) for _, title in SHOWN)], body, "numbers")
+    head = ["run", *(escape(key) for key in keys), *(escape(title) for _, title in SHOWN)]
+    words = {1 + i for i, key in enumerate(keys) if not all(_is_number(row.get(key)) for row in rows)}
+    words |= {1 + len(keys) + i for i, (column, _) in enumerate(SHOWN) if column in TEXTS}
+    return table(head, body, "numbers", words)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _failures(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
     if not rows:
         return ""
     body = []
-    for row in rows:
-        setting = " ".join(f"{key}={row[key]}" for key in keys if key in row)
-        body.append([escape(row["run"]), escape(setting), escape(row["status"]), escape(str(row["reason"]))])
+    for group in failure_groups(rows):
+        runs = "<br>".join(escape(row["run"]) for row in group.rows)
+        settings = "<br>".join(escape(setting_of(row, keys)) for row in group.rows)
+        body.append([runs, settings, escape(group.status), escape(group.reason)])
     return "<section><h2>Did not run</h2>" + table(["run", "setting", "status", "why"], body, "terms") + "</section>"

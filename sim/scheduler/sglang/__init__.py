@@ -42,7 +42,7 @@ def make(settings: EngineSettings, cache: CacheShape) -> SglangScheduler:
     return SglangScheduler(
         pool_tokens,
         settings.block_size,
-        max_running=_max_running(settings, pool_tokens),
+        max_running=most_running(settings, cache.usable_blocks),
         context_len=settings.max_model_len,
         chunk=settings.max_num_batched_tokens if settings.chunked_prefill else None,
         policy=policy,
@@ -64,9 +64,9 @@ def most_batch_tokens(settings: EngineSettings) -> int:
     return max(most + settings.max_model_len, settings.max_num_seqs)
 
 
-def _max_running(settings: EngineSettings, pool_tokens: int) -> int:
+def most_running(settings: EngineSettings, usable_blocks: int) -> int:
     """Requests that may run at once: as given or by the size of the pool, and never more than half its tokens."""
-    most = settings.max_num_seqs
+    most, pool_tokens = settings.max_num_seqs, usable_blocks * settings.block_size
     if settings.origin.get("max_num_seqs") != "user":
         most = min(most, max(LEAST_RUNNING, min(MOST_RUNNING, 512 * pool_tokens // settings.max_model_len)))
     return max(1, min(most, pool_tokens // 2))
