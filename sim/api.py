@@ -295,8 +295,8 @@ def _cost_rows(cost: CostModel) -> list[tuple[str, str, str]]:
     if not isinstance(cost, AnalyticCost):
         return []
     error, outside = float(cost.rel_error), float(cost.outside_share)
-    where = "all" if outside >= 1 else "none" if outside <= 0 else f"{outside:.0%}"
-    value = f"expected to be within {error:.0%} of real step times; {where} of them were not measured, but extrapolated"
+    share = "all" if outside >= 1 else "none" if outside <= 0 else f"{outside:.0%}"
+    value = f"expected within {error:.0%} of real step times; {share} of them computed, not measured"
     return [("step prices", value, "analytic model: held-out operators of such a roofline err 5-15 % at the median")]
 
 

@@ -72,7 +72,7 @@ def enclosing(path: Path) -> tuple[Path, str] | None:
 def folders(path: Path) -> Iterator[Path]:
     """Every folder at or below `path` that holds scenarios/ or traces/."""
     seen: set[str] = set()
-    for at, below, _ in os.walk(path, followlinks=True):
+    for at, below, _ in os.walk(path, onerror=unreadable, followlinks=True):
         real = os.path.realpath(at)
         if real in seen:
             below.clear()
@@ -82,6 +82,12 @@ def folders(path: Path) -> Iterator[Path]:
         if kinds:
             yield Path(at)
         below[:] = sorted(name for name in below if name not in kinds)
+
+
+def unreadable(error: OSError) -> None:
+    """A folder that may not be read is not passed over; one that is not there is."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def read_set(folder: Path, part: str = ".") -> RecordedSet:
@@ -117,7 +123,7 @@ def chosen(name: str, part: str) -> bool:
 def listing(folder: Path, kind: str, found: RecordedSet) -> dict[str, Path]:
     """The files of a kind below a folder, by name without ending; a second copy of one is left over."""
     files: dict[str, Path] = {}
-    for at, below, names in os.walk(folder):
+    for at, below, names in os.walk(folder, onerror=unreadable):
         below.sort()
         for name in sorted(names):
             path = Path(at, name)

@@ -26,6 +26,7 @@ LINE = re.compile(
     r"Iteration\((?P<step>\d+)\): (?P<counts>\d+ context requests, \d+ context tokens, "
     r"\d+ generation requests, \d+ generation tokens)\b"
 )
+MOST_DIGITS = 15
 RANK = re.compile(r"EngineCore_DP(\d+)")
 COUNTS = ("context requests", "context tokens", "generation requests", "generation tokens")
 
@@ -72,14 +73,17 @@ def read_step_log(path: Path, first: int = 0) -> dict[int, LoggedSteps]:
         if match is None:
             continue
         rank = RANK.search(line)
-        rows = found.setdefault(int(rank[1]) if rank else 0, [])
-        step = int(match["step"])
+        words = [rank[1] if rank else "0", match["step"], *re.findall(r"\d+", match["counts"])]
+        if max(map(len, words)) > MOST_DIGITS:
+            raise Malformed(f"{path}, line {number}: no step has a number of {max(map(len, words)):,} digits.")
+        rows = found.setdefault(int(words[0]), [])
+        step = int(words[1])
         if rows and step <= rows[-1][0]:
             raise Malformed(
                 f"{path}, line {number}: iteration {step} comes after iteration {rows[-1][0]}; keep the log of one "
                 "start of the server."
             )
-        rows.append([step, *map(int, re.findall(r"\d+", match["counts"]))])
+        rows.append([int(word) for word in words[1:]])
     if not found:
         raise Malformed(
             f"{path}: no line of this log is an Iteration(N) of vLLM; start the server with "

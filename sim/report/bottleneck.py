@@ -25,16 +25,10 @@ THRASH_SHARE = 0.25
 """From this share on, recomputing is the verdict, whatever keeps requests out besides."""
 
 RULE_QUEUE_SHARE = 0.05
-"""A scheduler's rule is to blame only where queueing is this share of E2E latency: less is the wait for the next step."""
+"""A scheduler's rule is to blame only where queueing is this share of E2E latency: less is waiting for a step."""
 
 BUBBLE_RATIO = 1.5
 """Pipeline stages stand idle too much where some stage runs this many times as long as each does on average."""
-
-
-MORE_BLOCKS = (
-    "engine.kv_cache_dtype=fp8 (--kv-cache-dtype), engine.gpu_memory_utilization (--gpu-memory-utilization) or "
-    "deployment.tensor_parallel (--tensor-parallel-size): more KV blocks per replica."
-)
 
 
 @dataclass(frozen=True)
@@ -111,7 +105,7 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
     if not queued and recomputed <= RECOMPUTE_SHARE:
         return None
     if recomputed >= THRASH_SHARE:
-        return _thrash_verdict(metrics, recomputed, computed, evidence)
+        return _thrash_verdict(result, metrics, recomputed, computed, evidence)
     reason = max(reasons, key=lambda name: reasons[name]) if queued else "kv"
     waits = f"requests wait during {shares.waiting:.0%} of step time, and queueing is {queue_share:.0%} of E2E latency"
     kv_mean, kv_max = metrics.kv_usage_mean or 0.0, metrics.kv_usage_max or 0.0
@@ -152,18 +146,31 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
         "kv-bound",
         f"KV-bound: {waits}; for {shares.kv:.0%} seats are free but KV blocks are too few "
         f"(mean use {kv_mean:.0%}){thrown}.",
-        MORE_BLOCKS,
+        _more_blocks(result),
         evidence,
     )
 
 
-def _thrash_verdict(metrics: Metrics, share: float, computed: float, evidence: dict[str, float]) -> Verdict:
+def _more_blocks(result: SimulationResult) -> str:
+    """Settings that give a replica more KV blocks: the one that decides their number now among them."""
+    size = "engine.gpu_memory_utilization (--gpu-memory-utilization)"
+    if result.settings.get("num_gpu_blocks_override") is not None:
+        return "engine.num_gpu_blocks_override (--num-gpu-blocks-override): more KV blocks per replica."
+    if result.settings.get("kv_cache_memory_bytes") is not None:
+        size = "engine.kv_cache_memory_bytes (--kv-cache-memory-bytes)"
+    tensor = "deployment.tensor_parallel (--tensor-parallel-size)"
+    return f"engine.kv_cache_dtype=fp8 (--kv-cache-dtype), {size} or {tensor}: more KV blocks per replica."
+
+
+def _thrash_verdict(
+    result: SimulationResult, metrics: Metrics, share: float, computed: float, evidence: dict[str, float]
+) -> Verdict:
     return Verdict(
         "kv-bound",
         f"KV-bound (thrashing): {metrics.preemptions:,} preemptions for want of KV blocks make the engine compute "
         f"{metrics.recomputed_tokens or 0:,} tokens again, {share:.0%} of the {computed:,.0f} it computes "
         f"(input is {metrics.total_input:,}).",
-        "engine.max_num_seqs (--max-num-seqs): lower it to what the KV cache holds, or " + MORE_BLOCKS,
+        "engine.max_num_seqs (--max-num-seqs): lower it to what the KV cache holds, or " + _more_blocks(result),
         evidence,
     )
 

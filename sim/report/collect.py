@@ -38,12 +38,13 @@ COLUMNS = (
     "bottleneck",
     "model_name",
     "device_name",
+    "workload_name",
     "simulated_by",
     "run_seed",
     "workload_digest",
 )
 
-TEXTS = ("bottleneck", "model_name", "device_name", "simulated_by", "workload_digest")
+TEXTS = ("bottleneck", "model_name", "device_name", "workload_name", "simulated_by", "workload_digest")
 
 # Named apart from the overrides that chose them (model=..., seed=...), which have columns of their own.
 RENAMED = {"model_name": "model", "device_name": "device", "simulated_by": "engine", "run_seed": "seed"}
@@ -106,7 +107,8 @@ def _row(path: Path, root: Path) -> dict[str, Any]:
     for name in COLUMNS:
         row[name] = fields.get(RENAMED.get(name, name))
     row["bottleneck"] = (fields.get("bottleneck") or {}).get("kind")
-    row["workload_digest"] = (fields.get("workload") or {}).get("digest")
+    workload = fields.get("workload") or {}
+    row["workload_digest"], row["workload_name"] = workload.get("digest"), workload.get("name")
     return row
 
 

@@ -127,7 +127,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
 
 
 def _hit_lines(metrics: Metrics) -> list[str]:
-    """The hit rate as the engine counts it, n/a without a look-up, and a word where it counts blocked requests often."""
+    """The hit rate as the engine counts it, n/a without a look-up, and a word where blocked requests count often."""
     found = metrics.prefix_cache
     rate, whole = (found.hit_rate, found.hit_rate_with_preempted) if found else (None, None)
     lines = [line("Hit rate, without / with preempted (%):", pair(percent(rate), percent(whole)))]

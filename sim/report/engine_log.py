@@ -95,7 +95,7 @@ def engine_series(result: SimulationResult, replica: int) -> EngineSeries:
 def reported_hit_rate(result: SimulationResult, lookups: np.ndarray) -> np.ndarray:
     """The hit rate of vLLM after each output.
 
-    NaN where nothing was looked up in the whole run, or while the version tells none.
+    NaN where prefixes are reused but that was not simulated, or while the version tells none.
     """
     rules = result.log
     counts = lookups[:3] + lookups[3:] if rules.get("joins_preempted") else lookups[:3]
@@ -106,8 +106,8 @@ def reported_hit_rate(result: SimulationResult, lookups: np.ndarray) -> np.ndarr
 
 
 def unknown_hits(result: SimulationResult) -> bool:
-    """Whether nothing was looked up: for lack of content, or because the cache is off. The rate is n/a then."""
-    return not looked_up(result.steps)
+    """Whether the engine would reuse prefixes and the simulation did not, for lack of content or of a cache."""
+    return bool(result.settings.get("prefix_caching", True)) and not looked_up(result.steps)
 
 
 def hit_rates(result: SimulationResult, edges_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -140,9 +140,7 @@ def engine_log(result: SimulationResult) -> str:
 
 def vllm_lines(result: SimulationResult) -> Iterator[str]:
     """The lines of vLLM by time, all engines in one log, as one server with several engines writes them."""
-    # A version that tells a rate only once it knows one has none to tell with the cache off.
-    off = result.log.get("hit_rate_once_known") and not result.settings.get("prefix_caching", True)
-    unknown = unknown_hits(result) and not off
+    unknown = unknown_hits(result)
     lines: list[tuple[float, int, str]] = []
     for replica in np.unique(result.steps.replica).tolist():
         series = engine_series(result, replica)

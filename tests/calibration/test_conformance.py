@@ -314,6 +314,21 @@ def test_a_path_inside_a_set_chooses_from_it(tmp_path, inside, found):
     assert (only.name, [pair.name for pair in only.pairs]) == ("set", found)
 
 
+@pytest.mark.parametrize("part", ["", "scenarios"])
+def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch, part):
+    write_set(tmp_path / "a")
+    closed, scandir = write_set(tmp_path / "b") / part, os.scandir
+
+    def guarded(path):
+        if os.fspath(path) == os.fspath(closed):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(PermissionError, match=str(closed)):
+        find_sets(tmp_path)
+
+
 def test_sets_of_one_name_are_told_apart_by_their_path(tmp_path):
     write_set(tmp_path / "a" / "set")
     write_set(tmp_path / "b" / "set")

@@ -78,3 +78,9 @@ def test_a_log_of_two_starts_or_of_none_is_refused(tmp_path):
         logged(tmp_path, LOG[0], LOG[0])
     with pytest.raises(ValueError, match="no line of this log is an Iteration.* --enable-logging-iteration-details"):
         logged(tmp_path)
+
+
+@pytest.mark.parametrize("digits", [16, 5000])
+def test_a_number_no_step_has_is_refused(tmp_path, digits):
+    with pytest.raises(ValueError, match=rf"server.log, line 3: no step has a number of {digits:,} digits"):
+        logged(tmp_path, LOG[0], line(8, 1, "9" * digits, 0, 0))

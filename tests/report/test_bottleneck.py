@@ -110,7 +110,7 @@ def test_a_static_batch_is_the_schedulers_rule_and_not_the_budget(three):
 
 
 def test_the_budget_is_blamed_where_the_next_prompt_exceeds_what_is_left(three):
-    """Without chunks the third prompt, 30 tokens, has to fit beside 21 in the second step; with chunks one token has."""
+    """Without chunks the third prompt, 30 tokens, has to fit beside 21 in the second step; with chunks one token."""
     whole = held_back(three, settings={"chunked_prefill": False, "max_num_batched_tokens": 50})
     whole.requests.queued_ns[2] = whole.steps.issued_ns[1]
     assert limits(whole).budget.tolist() == [False, True, False]
@@ -162,3 +162,11 @@ def test_recomputing_most_tokens_is_thrashing_whatever_the_budget(three):
     assert found.evidence["recomputed"] == pytest.approx(0.75)
     few = dataclasses.replace(metrics, recomputed_tokens=1)
     assert verdict(run, few).kind == "prefill-bound"
+
+
+@pytest.mark.parametrize("key", ["kv_cache_memory_bytes", "num_gpu_blocks_override"])
+def test_more_blocks_come_from_the_setting_that_decides_their_number(toy, key):
+    run = toy(requests=120, blocks=700, rate=20.0)
+    assert "gpu_memory_utilization" in judge(run).change
+    run.settings[key] = 1000
+    assert f"engine.{key}" in judge(run).change and "gpu_memory_utilization" not in judge(run).change

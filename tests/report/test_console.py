@@ -103,3 +103,21 @@ def test_repeated_look_ups_are_explained(three):
         assert ("11 look-ups for 5 admissions" in " ".join(text.split())) == said
     nothing = dataclasses.replace(metrics, prefix_cache=LookupTotals(2, 0, 0, 0, 0, 0))
     assert "preempted (%):  n/a / n/a" in console(three(), nothing, None)
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"), [("inf", "arrivals: all at once"), ("3", "arrivals: poisson, 3.0 requests/s")]
+)
+def test_an_infinite_rate_is_all_at_once(rate, said):
+    from sim import api
+
+    run = api.simulate("workload=fixed-128-128", "workload.num_requests=2", f"workload.rate={rate}")
+    assert ("workload", said, "workload configuration") in run.assumptions
+    assert any(what == "KV blocks" for what, _, _ in run.assumptions)
+
+
+def test_a_given_number_of_blocks_has_no_plausible_range():
+    from sim import api
+
+    given = api.simulate("workload=fixed-128-128", "workload.num_requests=2", "engine.kv_cache_memory_bytes=20e9")
+    assert not any(what == "KV blocks" for what, _, _ in given.assumptions)

@@ -175,13 +175,13 @@ def test_the_hit_rate_joins_preempted_look_ups_where_the_version_does():
     ("rules", "caching", "end"),
     [
         (V0_19, True, "usage: 7.0%, Prefix cache hit rate: n/a"),
-        (V0_19, False, "usage: 7.0%, Prefix cache hit rate: n/a"),
+        (V0_19, False, "usage: 7.0%, Prefix cache hit rate: 0.0%"),
         (V0_33, True, "usage: 7.0%, Prefix cache hit rate: n/a"),
         (V0_33, False, "usage: 7.0%"),
     ],
 )
 def test_a_hit_rate_that_was_not_simulated(rules, caching, end):
-    """Nothing looked up in the run: n/a, but nothing where the version tells only a rate it knows and caching is off."""
+    """Nothing looked up in the run: n/a; with the cache off, what the version prints then."""
     nothing = dict.fromkeys(("lookups", "queries", "hits"), numbers(0, 0, 0, 0))
     result = change_steps(make_tiny(log=rules, settings={"prefix_caching": caching}), **nothing)
     assert texts(result)[0].endswith(end)

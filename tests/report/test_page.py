@@ -249,11 +249,17 @@ def test_small_numbers_are_short():
 
 def test_sweep_page_says_what_runs_share_and_names_them():
     row = dict.fromkeys((*COLUMNS,), 1.0) | {"status": "ok", "reason": "", "bottleneck": "kv-bound"}
-    row |= {"model_name": "m-8b", "device_name": "H<1>", "model": "m", "workload": "chat"}
+    row |= {"model_name": "m-8b", "device_name": "H<1>", "model": "m", "workload_name": "chat", "workload.rate": "3"}
     rows = [row | {"run": str(i), "engine": name, "seats": str(i)} for i, name in enumerate(("a", "b"))]
     text = sweep_page(rows, "s")
     words = Reader(text).words
-    assert words.index("m-8b") < words.index("H<1>") < words.index("workload=chat") < words.index("2 configurations")
+    assert (
+        words.index("m-8b")
+        < words.index("H<1>")
+        < words.index("workload chat")
+        < words.index("workload.rate=3")
+        < words.index("2 configurations")
+    )
     assert "model=m" not in words and "engine=a" not in words
     assert [point["run"] for point in Reader(text).data["points"]] == ["0", "1"]
     assert '<th scope="col" class="word">engine</th><th scope="col">seats</th>' in text

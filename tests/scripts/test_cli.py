@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from scripts.cli import failure
 from scripts.commands import COMMANDS
 
 
@@ -302,3 +303,12 @@ def test_a_reader_that_goes_away_is_no_error():
         ["sh", "-c", f'"{sys.executable}" -c "{code}" | true'], capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "printed"),
+    [("headway x wants one", "x wants one."), ("no such\n file.", "no such file."), ("really?", "really?")],
+)
+def test_mistakes_end_with_a_full_stop_and_name_the_program_once(said, printed):
+    found = failure(ValueError(said))
+    assert (found.text, found.fields["message"]) == (printed, printed)

@@ -2,11 +2,18 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
-// The run beside its point, those of the front first; left out where it would lie on another name.
+// The run beside its point, several where points coincide, those of the front first; left out where it would lie on
+// another name.
 function label(chart, points, x, y) {
+  const places = new Map();
+  for (const p of points) {
+    const place = Math.round(x(p.x)) + " " + Math.round(y(p.y));
+    const same = places.get(place);
+    places.set(place, { ...p, run: same ? same.run + ", " + p.run : p.run, front: p.front || (same ? same.front : false) });
+  }
   const taken = [];
-  for (const p of [...points].sort((a, b) => b.front - a.front)) {
-    const wide = 7 * String(p.run).length;
+  for (const p of [...places.values()].sort((a, b) => b.front - a.front)) {
+    const wide = 7 * p.run.length;
     const [left, top] = [x(p.x) + 7, y(p.y) - 6];
     if (taken.some((t) => left < t.left + t.wide + 2 && t.left < left + wide + 2 && Math.abs(t.top - top) < 11)) continue;
     taken.push({ left, top, wide });

@@ -50,7 +50,12 @@ def sweep_page(rows: Sequence[dict[str, Any]], name: str, pages: Collection[str]
         user, gpu = (np.array([points[i][axis] for i in placed], float) for axis in ("user", "gpu"))
         front = [placed[i] for i in pareto_front(user, gpu)]
     bad = [row for row in rows if row["status"] != "ok"]
-    facts = [*_shared(good), f"{len(rows)} configurations", f"{len(good)} ran", *([f"{len(bad)} did not"] if bad else [])]
+    facts = [
+        *_shared(good),
+        f"{len(rows)} configurations",
+        f"{len(good)} ran",
+        *([f"{len(bad)} did not"] if bad else []),
+    ]
     return fill(
         "sweep.html",
         {
@@ -67,11 +72,12 @@ def sweep_page(rows: Sequence[dict[str, Any]], name: str, pages: Collection[str]
 
 
 def _shared(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What all runs have in common: model, device and overrides with one value."""
+    """What all runs have in common: model, device, workload and overrides with one value."""
     if not rows:
         return []
-    facts = [str(rows[0][name]) for name in ("model_name", "device_name") if _one(rows, name)]
-    named = {"model", "hardware"} if len(facts) == 2 else set()
+    named = {"model": "model_name", "hardware": "device_name", "workload": "workload_name"}
+    named = {key: name for key, name in named.items() if _one(rows, name)}
+    facts = [f"workload {rows[0][name]}" if key == "workload" else str(rows[0][name]) for key, name in named.items()]
     keys = [key for key in override_keys(rows) if key.split("@")[0] not in named and _one(rows, key)]
     return facts + [f"{key}={rows[0][key]}" for key in keys]
 
