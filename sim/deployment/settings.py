@@ -170,6 +170,11 @@ def resolve_engine(
     asynchronous = choose("async_scheduling", conf.async_scheduling, profile.async_by_default and alone, why)
     mode, sizes = _graphs(conf, profile, top, tokens, seqs)
     notes += _dropped(conf, mode, sizes, tokens)
+    if asynchronous and not profile.async_by_default:
+        notes.append(
+            f"{label} schedules ahead only if asked to, which no recording of it shows: its other rules are kept, and "
+            "the loop is that of later versions"
+        )
     for key, given in (("graph_mode", conf.cudagraph_mode), ("graph_sizes", conf.cudagraph_capture_sizes)):
         origin[key] = "user" if given is not None or conf.enforce_eager else f"{label} default"
     if conf.max_cudagraph_capture_size is not None or conf.cuda_graph_sizes is not None:

@@ -33,6 +33,8 @@ class BatchQueue:
             return None
         self.unflushed = False
         batch = self.scheduler.schedule()
+        if not isinstance(batch, Batch):
+            raise ValueError(f"engine.scheduler: schedule must return a Batch, got {batch!r}.")
         self.in_flight.append(batch)
         return batch
 

@@ -19,12 +19,13 @@ def check_conservation(
     *,
     dropped_rows: int = 0,
     accepted_tokens: int = 0,
+    ends: int | None = None,
     stages: StageTable | None = None,
 ) -> dict[str, bool]:
     """Check one finished run; returns what was checked, raises `ConservationError` on the first failure.
 
-    - every request ended exactly once (finished or rejected), in the order arrival <= queued <= scheduled <
-      first token <= finish;
+    - every request ended exactly once (finished or rejected; `ends` were counted), in the order arrival <= queued <=
+      scheduled < first token <= finish;
     - tokens out: the emitting rows of all steps, less `dropped_rows` of requests that were gone, and `accepted_tokens`
       beyond one per row, give the requested output tokens, plus nothing;
     - every block is free again;
@@ -36,7 +37,8 @@ def check_conservation(
     same = steps.replica[1:] == steps.replica[:-1]
     r = requests
     checks = {
-        "every request ended once": not bool((requests.status == ABORTED).any()),
+        "every request ended once": not bool((requests.status == ABORTED).any())
+        and (ends is None or ends == len(requests.status)),
         "times of a request are in order": bool(
             (r.arrival_ns <= r.queued_ns)[done].all()
             and (r.queued_ns <= r.scheduled_ns)[done].all()

@@ -110,6 +110,11 @@ class Client:
         if ended and self.next_ns == NEVER:
             self._find_next()
 
+    @property
+    def ends(self) -> int:
+        """How often a request ended, refused ones included."""
+        return len(self._ends)
+
     def table(self) -> RequestTable:
         """What happened to each request, in arrival order."""
 

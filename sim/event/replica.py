@@ -18,6 +18,10 @@ from sim.event.client import Client
 from sim.event.log import StepLog
 from sim.memory.hits import HitStats
 from sim.scheduler.base import Batch, Request
+from sim.workload.trace import MOST_TOKENS
+
+
+MOST_REPEATS = MOST_TOKENS + 1
 
 
 class Replica:
@@ -155,7 +159,9 @@ class Replica:
         next_ns = max(now_ns, ends[0], self._host_free_ns)
         if batch is not None and batch.plain and len(ends) < 3 and queue.in_flight[0].plain:
             numbered, delivered = batch.number >= 0, self.delivered_ns.append
-            while next_ns < horizon_ns and queue.repeat(batch):
+            for _ in range(MOST_REPEATS):
+                if next_ns >= horizon_ns or not queue.repeat(batch):
+                    break
                 delivered(next_ns)
                 ends.append(self._execute(batch, next_ns))
                 ends.popleft()
@@ -165,6 +171,11 @@ class Replica:
                 next_ns = ends[0]
                 if next_ns < self._host_free_ns:
                     next_ns = self._host_free_ns
+            else:
+                raise ValueError(
+                    f"engine.scheduler: repeat made the same call {MOST_REPEATS:,} times, more than any request has "
+                    "tokens; it must return False once somebody ends."
+                )
         return next_ns
 
     def _report(self, batch: Batch, now_ns: int) -> None:

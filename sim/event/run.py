@@ -83,6 +83,7 @@ def run_exact(
         schedulers,
         dropped_rows=sum(engine.dropped_rows for engine in engines),
         accepted_tokens=sum(engine.accepted_tokens for engine in engines),
+        ends=client.ends,
         stages=stages,
     )
     told = any(engine.tells_follows for engine in engines)

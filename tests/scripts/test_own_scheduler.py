@@ -99,6 +99,21 @@ FILES = {
         "        return int('x')\n"
         "make = Value\n"
     ),
+    "twice.py": (
+        "from sim.scheduler.iteration import IterationScheduler\n"
+        "class Twice(IterationScheduler):\n"
+        "    def complete(self, batch):\n"
+        "        ended = super().complete(batch)\n"
+        "        return [*ended, *ended]\n"
+        "make = Twice\n"
+    ),
+    "none.py": (
+        "from sim.scheduler.iteration import IterationScheduler\n"
+        "class Nothing(IterationScheduler):\n"
+        "    def schedule(self):\n"
+        "        return None\n"
+        "make = Nothing\n"
+    ),
     "halves.py": (
         "from sim.scheduler.iteration import IterationScheduler\n"
         "class Halves(IterationScheduler):\n"
@@ -169,6 +184,8 @@ MISTAKES = {
         ["engine.scheduler=./numbers.py"],
         "request_type must be sim.scheduler.base.Request or a subclass of it, got <class 'int'>",
     ),
+    "an end told twice": (["engine.scheduler=./twice.py"], "conservation broken: every request ended once"),
+    "no batch": (["engine.scheduler=./none.py"], "schedule must return a Batch, got None"),
     "half a token": (
         ["engine.scheduler=./halves.py"],
         r"tokens_for must return a whole number of at most .* here 1024, got 512.0 for Iter",
