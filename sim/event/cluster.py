@@ -28,13 +28,11 @@ def check_progress(replica: Replica, now_ns: int) -> None:
     """Raise `Stuck`, with a sentence that says which setting to change, for a replica that gets nowhere."""
     left = f"at {now_ns / NS_PER_S:.3f} s, with {replica.scheduler.unfinished} requests unfinished"
     if replica.empty_turns > MAX_EMPTY_TURNS:
-        free, usable = replica.scheduler.free_blocks, replica.scheduler.usable_blocks
-        short = f"with {free:,} of {usable:,} KV blocks free it may wait for blocks that never come; raise "
-        short += "engine.num_gpu_blocks_override, or correct the scheduler or choose another with engine.scheduler"
-        idle = "all KV blocks are free, so it waits for nothing; correct it, or choose another with engine.scheduler"
         raise Stuck(
             f"the scheduler of replica {replica.index} decided {replica.empty_turns} empty batches in a row, {left}: "
-            f"{idle if free == usable else short}"
+            f"with {replica.scheduler.free_blocks:,} of {replica.scheduler.usable_blocks:,} KV blocks free it may wait "
+            "for blocks that never come; raise engine.num_gpu_blocks_override, or correct the scheduler or choose "
+            "another with engine.scheduler"
         )
     if replica.fruitless_preemptions > MAX_FRUITLESS_PREEMPTIONS:
         raise Stuck(
