@@ -328,3 +328,30 @@ def test_bad_settings():
     conf.long_prefill_token_threshold = -1
     with pytest.raises(ValueError, match=r"got -1: change engine.long_prefill_token_threshold"):
         check_conf(conf)
+
+
+class Stored:
+    """Another place holds the first `tokens` of every prompt, in whole blocks of 4, but never the last token."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def external_tokens(self, request, local_tokens):
+        return max(0, min(self.tokens, request.prompt - 1) // 4 * 4 - local_tokens)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_tokens_from_elsewhere_cost_blocks_but_no_budget(version):
+    # 8 tokens a batch. Prompt 20, of which 12 lie elsewhere: computed 12, the other 8 are the chunk, 5 blocks in all,
+    # which are registered at once. The second, with the same prompt, hits 4 blocks of its own replica: 19 // 4 = 4, so
+    # nothing is left to fetch (12 < 16), and 4 tokens to compute in a 5th block.
+    scheduler = make_rows(settings(version, max_num_batched_tokens=8), full(12, named=True), visible=Stored(12))
+    first, second = (make_request(scheduler, index, 20, 9, 0, 0) for index in (0, 1))
+    scheduler.add(first)
+    batch = step(scheduler)
+    assert [(row.tokens, row.computed) for row in batch.rows] == [(8, 12)]
+    assert (first.cached, scheduler.free_blocks, first.emitted) == (12, 12 - 5, 1)
+    scheduler.add(second)
+    batch = step(scheduler)
+    assert [(row.tokens, row.computed) for row in batch.rows] == [(1, 20), (4, 16)]
+    assert scheduler.free_blocks == 12 - 6 - 1

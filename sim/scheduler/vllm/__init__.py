@@ -8,7 +8,7 @@ from sim.memory.cache import KVCache
 from sim.memory.prefix import PrefixBlocks
 from sim.memory.shape import CacheShape
 from sim.scheduler.base import Scheduler
-from sim.scheduler.hooks import Drafting, Progress
+from sim.scheduler.hooks import Drafting, Progress, VisibleState
 from sim.scheduler.options import at_least, one_of, read_options
 from sim.scheduler.vllm.continuous import ContinuousBatching as ContinuousBatching, DecodingRequest as DecodingRequest
 from sim.scheduler.vllm.request import RowRequest as RowRequest, VllmBatch as VllmBatch, VllmRow as VllmRow
@@ -89,6 +89,7 @@ def make_rows(
     *,
     progress: Progress | None = None,
     drafting: Drafting | None = None,
+    visible: VisibleState | None = None,
 ) -> RowBatching:
     """Row by row, whatever the settings; blocks always have an identity."""
     ahead = settings.batches_in_flight if settings.async_scheduling else 1
@@ -101,7 +102,12 @@ def make_rows(
         eagle=drafting is not None and drafting.lookahead,
     )
     return RowBatching(
-        settings, blocks, progress=progress, drafting=drafting, watermark_blocks=watermark_blocks(settings, cache)
+        settings,
+        blocks,
+        progress=progress,
+        drafting=drafting,
+        visible=visible,
+        watermark_blocks=watermark_blocks(settings, cache),
     )
 
 

@@ -29,7 +29,8 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
             passed_over.append(waiting.pop())
             continue
         hit = visible_prefix(scheduler, request)
-        computed = request.computed + hit.tokens if hit else request.computed
+        external = scheduler.visible.external_tokens(request, hit.tokens) if hit else 0
+        computed = request.computed + hit.tokens + external if hit else request.computed
         tokens = request.known - computed
         padded = tokens == 1 and _pads(scheduler, batch.rows[:served], computed, threshold)
         if padded:
@@ -49,7 +50,7 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
         spare = scheduler.watermark_blocks if running else 0
         if scheduler.reserve_full_input and hit and not cache.fits_full_input(request, hit, spare):
             break
-        if cache.allocate(request, tokens, hit, lookahead, spare) is None:
+        if cache.allocate(request, external + tokens, hit, lookahead, spare) is None:
             break
         waiting.pop()
         running.append(request)
@@ -73,8 +74,8 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
 def visible_prefix(scheduler: RowBatching, request: RowRequest) -> Hit | None:
     """What a waiting request need not compute; None for one that goes on from what it has computed.
 
-    So far its hit in the replica's own cache. What a KV connector can bring from elsewhere
-    (`sim.scheduler.hooks.VisibleState`) enters here.
+    This is its hit in the replica's own cache. What can be had from elsewhere in the same call (`VisibleState`) costs
+    blocks, but no budget; one table of full attention is assumed for it.
     """
     return scheduler.cache.lookup(request) if request.computed == 0 else None
 

@@ -13,7 +13,7 @@ from sim.deployment.engine import EngineSettings
 from sim.memory.cache import KVCache
 from sim.memory.hits import HitStats
 from sim.scheduler.base import Batch
-from sim.scheduler.hooks import Drafting, KnownLengths, Progress
+from sim.scheduler.hooks import Drafting, KnownLengths, NothingExternal, Progress, VisibleState
 from sim.scheduler.vllm.admission import admit_waiting
 from sim.scheduler.vllm.output import process_output
 from sim.scheduler.vllm.request import RowRequest, VllmBatch
@@ -29,6 +29,7 @@ class RowBatching:
     - `settings`: limits, policy and version; `cache`: the blocks.
     - `progress`: how many drafts a row has and gets accepted, and ends that the scheduler does not foresee.
     - `drafting`: speculative decoding; None: none.
+    - `visible`: tokens that need not be computed because they lie elsewhere; None: nothing does.
     - `watermark_blocks`: kept free at admission while a request runs.
     """
 
@@ -41,6 +42,7 @@ class RowBatching:
         *,
         progress: Progress | None = None,
         drafting: Drafting | None = None,
+        visible: VisibleState | None = None,
         watermark_blocks: int = 0,
     ):
         self.cache = cache
@@ -59,6 +61,7 @@ class RowBatching:
         self.lookahead = drafting.tokens if drafting and drafting.lookahead else 0
         self.watermark_blocks = watermark_blocks
         self.progress = progress if progress is not None else KnownLengths()
+        self.visible = visible if visible is not None else NothingExternal()
         self.foreseen = type(self.progress) is KnownLengths
         self.waiting: WaitingQueue = PriorityOrder() if self.by_priority else ArrivalOrder()
         self.running: list[RowRequest] = []
