@@ -1,6 +1,6 @@
 """Chunked-local attention: a token reads its own chunk of `window` tokens up to itself."""
 
-from sim.memory.cache.kind import FindBlocks, whole
+from sim.memory.cache.kind import FindBlocks, continued, whole
 
 
 class Chunked:
@@ -38,12 +38,8 @@ class Chunked:
     def find(self, find: FindBlocks, tokens: int, alignment: int, drop_last: bool) -> list[list[int]]:
         """Chunks that are over count as found; then cached blocks up to the first that is missing."""
         start = self.skipped_blocks(tokens)
-        hits = [[0] * len(self.numbers) for _ in range(start)]
-        for i in range(start, tokens // self.block_size):
-            blocks = find(i)
-            if blocks is None:
-                break
-            hits.append(blocks)
+        over = [[0] * len(self.numbers) for _ in range(start)]
+        hits = continued(over, find, tokens, self.block_size)
         if drop_last and hits:
             hits.pop()
         return whole(hits, self.block_size, alignment)

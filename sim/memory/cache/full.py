@@ -2,7 +2,7 @@
 
 import math
 
-from sim.memory.cache.kind import FindBlocks, whole
+from sim.memory.cache.kind import FindBlocks, continued, whole
 
 
 class Full:
@@ -32,12 +32,7 @@ class Full:
 
     def find(self, find: FindBlocks, tokens: int, alignment: int, drop_last: bool) -> list[list[int]]:
         """Cached blocks from the start up to the first that is missing."""
-        hits: list[list[int]] = []
-        for i in range(tokens // self.block_size):
-            blocks = find(i)
-            if blocks is None:
-                break
-            hits.append(blocks)
+        hits = continued([], find, tokens, self.block_size)
         if drop_last and hits:
             hits.pop()
         return whole(hits, self.block_size, alignment)

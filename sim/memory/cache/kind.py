@@ -47,3 +47,13 @@ def whole(hits: list[list[int]], block_size: int, alignment: int) -> list[list[i
     if extra:
         del hits[-(extra // block_size) :]
     return hits
+
+
+def continued(hits: list[list[int]], find: FindBlocks, tokens: int, size: int) -> list[list[int]]:
+    """Extend a hit, in place, by cached blocks of `size` up to the first that is missing, within `tokens`."""
+    for i in range(len(hits), tokens // size):
+        blocks = find(i)
+        if blocks is None:
+            break
+        hits.append(blocks)
+    return hits
