@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from predictors.constants import check_name, constants, of_plan, scaled
 from predictors.fit import Fit
-from sim.cost.analytic import AnalyticCost
+from sim.cost.kernel_cost import KernelCost
 from sim.deployment.plan import PlanArrays
 
 
@@ -53,7 +53,7 @@ class Artifact:
     device: dict[str, float]
     constants: dict[str, Constant]
 
-    def apply(self, cost: AnalyticCost, plan: PlanArrays) -> tuple[AnalyticCost, PlanArrays]:
+    def apply(self, cost: KernelCost, plan: PlanArrays) -> tuple[KernelCost, PlanArrays]:
         """Multiply the constants of `cost` and `plan` (one plan or a stack) by their factors.
 
         **Raises:** ValueError where a constant is unknown, or was published with another value: another device, or

@@ -1,6 +1,6 @@
 """The constants that a calibration may move, by name: rates, times and shares of the cost model and of a plan.
 
-A name is `group.field`: `attention.decode_floor_s` and `gemm.tile_share` are the cost model's,
+A name is `group.field`: `decode.floor_s` and `gemm.tile_share` are the cost model's,
 `device.memory_bytes_per_s` and `gemm.flops_per_s` the plan's. Counts and sizes are facts of the model and the device,
 and have no name here. One factor moves all entries of a constant that has several (by slot, tile, protocol or graph
 mode), so that it keeps its meaning for other plans.
@@ -13,7 +13,7 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import Array, Float
 
-from sim.cost.analytic import AnalyticCost
+from sim.cost.kernel_cost import KernelCost
 from sim.deployment.plan import PlanArrays
 
 
@@ -23,7 +23,7 @@ ENDINGS = ("_s", "share")
 """Seconds and rates per second; shares."""
 
 
-def constants(cost: AnalyticCost, plan: PlanArrays) -> dict[str, Any]:
+def constants(cost: KernelCost, plan: PlanArrays) -> dict[str, Any]:
     """The present value of every constant that can be fitted, by name."""
     return dict(_named(plan)) | dict(_named(cost))
 
@@ -40,7 +40,7 @@ def check_name(name: str, known: Mapping[str, Any]) -> None:
         raise ValueError(f"'{name}' is no rate, time or share that can be fitted; the nearest is '{near}'.")
 
 
-def scaled(cost: AnalyticCost, plan: PlanArrays, factors: Mapping[str, Factor]) -> tuple[AnalyticCost, PlanArrays]:
+def scaled(cost: KernelCost, plan: PlanArrays, factors: Mapping[str, Factor]) -> tuple[KernelCost, PlanArrays]:
     """The same cost model and plan with the named constants multiplied by their factors."""
     return _scaled(cost, factors), _scaled(plan, factors)
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from predictors.check import check_determined, check_settings, columns, digest
 from predictors.constants import check_name, constants, scaled
-from sim.cost.analytic import AnalyticCost
+from sim.cost.kernel_cost import KernelCost
 from sim.cost.stats import BatchStats
 from sim.deployment.plan import PlanArrays, trimmed
 
@@ -40,7 +40,7 @@ class Fit:
     - `data_sha256`: of the measured steps, see `predictors.check.digest`.
     """
 
-    cost: AnalyticCost
+    cost: KernelCost
     plan: PlanArrays
     factors: dict[str, float]
     published: dict[str, np.ndarray]
@@ -69,7 +69,7 @@ class Fit:
 
 
 def fit(
-    cost: AnalyticCost,
+    cost: KernelCost,
     plan: PlanArrays,
     stats: BatchStats,
     measured_s: ArrayLike,
@@ -130,7 +130,7 @@ def fit(
 def fit_loss(
     log_factors: Float[Array, " leaf"],
     names: tuple[str, ...],
-    cost: AnalyticCost,
+    cost: KernelCost,
     plan: PlanArrays,
     stats: BatchStats,
     measured_s: Float[Array, " step"],
@@ -145,7 +145,7 @@ def _log_prices(log_factors, names, cost, plan, stats) -> Float[Array, " step"]:
     return jnp.log(jax.vmap(lambda one: _total_s(*scaled(cost, plan, factors), one))(stats))
 
 
-def _total_s(cost: AnalyticCost, plan: PlanArrays, stats: BatchStats) -> Float[Array, ""]:
+def _total_s(cost: KernelCost, plan: PlanArrays, stats: BatchStats) -> Float[Array, ""]:
     return cost(plan, stats).total_s
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from conf.compose import compose
-from sim.cost.analytic import AnalyticCost
+from sim.cost.analytic import analytic_cost
 from sim.cost.stats import BatchStats
 from sim.deployment.compile import compile_plan
 from sim.deployment.plan import PlanArrays, trimmed
@@ -39,7 +39,7 @@ def analytic_kernel() -> dict[str, float | str]:
     rng = np.random.default_rng(0)
     batches = [random_batches(rng) for _ in range(STEPS)]
     steps = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-    cost = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), AnalyticCost())
+    cost = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), analytic_cost())
 
     def price_all(plan: PlanArrays, steps: BatchStats) -> jax.Array:
         terms = cost.terms(plan)

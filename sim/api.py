@@ -16,7 +16,8 @@ import numpy as np
 
 from conf.compose import compose
 from conf.schema import SimulateConf
-from sim.cost.analytic import AnalyticCost
+from sim.cost.analytic import analytic_cost
+from sim.cost.kernel_cost import KernelCost
 from sim.cost.model import CostModel
 from sim.cost.stages import StagePrices, stage_prices
 from sim.cost.table import PriceTable, price_steps, price_table
@@ -145,7 +146,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
         raise Infeasible(budget.verdict)
     if workload is None:
         workload = build_workload(conf.workload, conf.seed)
-    job = Job(conf, plan, budget, workload, AnalyticCost())
+    job = Job(conf, plan, budget, workload, analytic_cost())
     running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
     return dataclasses.replace(job, plan=bounded(plan, running))
 
@@ -297,11 +298,9 @@ def simulate(*overrides: str, workload: Workload | None = None) -> SimulationRes
 
 def _cost_rows(cost: CostModel) -> list[tuple[str, str, str]]:
     """What the cost model claims for its own steps, where it claims anything."""
-    if not isinstance(cost, AnalyticCost):
+    if not isinstance(cost, KernelCost):
         return []
-    error, outside = float(cost.rel_error), float(cost.outside_share)
-    share = "all" if outside >= 1 else "none" if outside <= 0 else f"{outside:.0%}"
-    value = f"expected within {error:.0%} of real step times; {share} of them computed, not measured"
+    value = f"expected within {float(cost.rel_error):.0%} of real step times; all of them computed, not measured"
     return [("step prices", value, "analytic model: held-out operators of such a roofline err 5-15 % at the median")]
 
 

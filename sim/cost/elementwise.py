@@ -7,19 +7,29 @@ the bytes moves at the memory's rate, the rest at the cache's.
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from sim.cost.kernel import TokenKernel
+from sim.cost.priced import Priced, uncalibrated
 from sim.cost.slots import slots_first
 from sim.deployment.plan import DeviceArrays, ElementwiseSlots
 
 
-class ElementwiseConstants(eqx.Module):
+class ElementwiseConstants(TokenKernel):
     """Shortest elementwise kernel, and the share of the cache it can fill. Source: `analytic.toml`."""
 
     floor_s: Float[Array, ""]
     cache_share: Float[Array, ""]
+    rel_error: Float[Array, ""]
+
+    def terms(self, slots: ElementwiseSlots, device: DeviceArrays) -> "ElementwiseTerms":
+        """See `elementwise_terms`."""
+        return elementwise_terms(slots, device, self)
+
+    def price(self, terms: "ElementwiseTerms", rows: Float[Array, "*config"]) -> Priced:
+        """All kernels of each slot, `[elementwise, *config]`, over `rows` tokens."""
+        return uncalibrated(elementwise_s(terms, rows), self.rel_error)
 
 
 class MoveTerms(NamedTuple):
@@ -39,11 +49,11 @@ class ElementwiseTerms(NamedTuple):
     move: MoveTerms
 
 
-def move_terms(device: DeviceArrays, constants: ElementwiseConstants) -> MoveTerms:
-    """Rates of cache and memory of each configuration."""
+def move_terms(device: DeviceArrays, cache_share: Float[Array, ""]) -> MoveTerms:
+    """Rates of cache and memory of each configuration; the cache serves `cache_share` of its size."""
     cached_s = 1.0 / jnp.maximum(device.cache_bytes_per_s, device.memory_bytes_per_s)
     return MoveTerms(
-        per_capacity=1.0 / jnp.maximum(constants.cache_share * device.cache_bytes, 1.0),
+        per_capacity=1.0 / jnp.maximum(cache_share * device.cache_bytes, 1.0),
         cached_s=cached_s,
         missed_s=1.0 / device.memory_bytes_per_s - cached_s,
     )
@@ -62,7 +72,9 @@ def elementwise_terms(
 ) -> ElementwiseTerms:
     """Constants of all slots; shapes as declared, the slots' last axis first."""
     slots = slots_first(slots)
-    return ElementwiseTerms(slots.count, slots.bytes_per_token, constants.floor_s, move_terms(device, constants))
+    return ElementwiseTerms(
+        slots.count, slots.bytes_per_token, constants.floor_s, move_terms(device, constants.cache_share)
+    )
 
 
 def elementwise_s(terms: ElementwiseTerms, tokens: Float[Array, "*config"]) -> Float[Array, "elementwise *config"]:

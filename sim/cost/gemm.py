@@ -12,20 +12,21 @@ power 4, and the kernel floor: `t = floor + (waves^4 + stream^4)^(1/4)`.
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from sim.cost.kernel import TokenKernel
+from sim.cost.priced import Priced, uncalibrated
 from sim.cost.slots import slots_first
 from sim.cost.soft import soft_maximum
+from sim.cost.work import OUTPUT_BYTES
 from sim.deployment.plan import DeviceArrays, GemmSlots
 
 
-OUTPUT_BYTES = 2.0
 TILE_OUTPUTS = 16384.0
 
 
-class GemmConstants(eqx.Module):
+class GemmConstants(TokenKernel):
     """Shape and rate of the tiles a library picks from, and the fixed times of a block. Source: `analytic.toml`."""
 
     tile_rows: Float[Array, " tile"]
@@ -35,6 +36,15 @@ class GemmConstants(eqx.Module):
     epilogue_s: Float[Array, ""]
     split_s: Float[Array, ""]
     max_split: Float[Array, ""]
+    rel_error: Float[Array, ""]
+
+    def terms(self, slots: GemmSlots, device: DeviceArrays) -> "GemmTerms":
+        """See `gemm_terms`."""
+        return gemm_terms(slots, device, self)
+
+    def price(self, terms: "GemmTerms", rows: Float[Array, "gemm *config"]) -> Priced:
+        """All products of each slot; `rows`: the m of each."""
+        return uncalibrated(terms.times * gemm_s(terms, rows), self.rel_error)
 
 
 class GemmTerms(NamedTuple):
@@ -47,7 +57,6 @@ class GemmTerms(NamedTuple):
     """
 
     times: Float[Array, "gemm *config"]
-    emitting: Float[Array, "gemm *config"]
     floor_s: Float[Array, "*config"]
     units: Float[Array, "*config"]
     per_unit: Float[Array, "*config"]
@@ -60,7 +69,6 @@ class GemmTerms(NamedTuple):
     reduce_s: Float[Array, "gemm *config"]
     weight_stream_s: Float[Array, "gemm *config"]
     row_stream_s: Float[Array, "gemm *config"]
-    row_flops: Float[Array, "gemm *config"]
 
 
 def gemm_terms(slots: GemmSlots, device: DeviceArrays, constants: GemmConstants) -> GemmTerms:
@@ -82,7 +90,6 @@ def gemm_terms(slots: GemmSlots, device: DeviceArrays, constants: GemmConstants)
 
     return GemmTerms(
         times=slots.count,
-        emitting=slots.emitting,
         floor_s=device.kernel_floor_s,
         units=device.compute_units,
         per_unit=per_unit,
@@ -95,13 +102,7 @@ def gemm_terms(slots: GemmSlots, device: DeviceArrays, constants: GemmConstants)
         reduce_s=4.0 * n * per_stream,
         weight_stream_s=slots.n * slots.k * slots.weight_bytes_per_param * per_stream,
         row_stream_s=(slots.k * slots.input_bytes + slots.n * OUTPUT_BYTES) * per_stream,
-        row_flops=2.0 * slots.n * slots.k,
     )
-
-
-def gemm_stream_s(terms: GemmTerms, rows: Float[Array, "gemm *config"]) -> Float[Array, "gemm *config"]:
-    """Seconds to move weights, input and output of one product of each slot; 0 where `rows` is 0."""
-    return jnp.where(rows > 0.0, terms.weight_stream_s + rows * terms.row_stream_s, 0.0)
 
 
 def gemm_s(terms: GemmTerms, rows: Float[Array, "gemm *config"]) -> Float[Array, "gemm *config"]:

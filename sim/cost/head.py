@@ -6,11 +6,29 @@ through cache or memory. One whole logits row per emitting request, on every ran
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sim.cost.elementwise import ElementwiseConstants, MoveTerms, move_terms, moved_s
+from sim.cost.elementwise import MoveTerms, move_terms, moved_s
+from sim.cost.priced import Priced, uncalibrated
 from sim.deployment.plan import DeviceArrays
+
+
+class SamplerConstants(eqx.Module):
+    """Shortest kernel of the sampler, and the share of the cache it can fill. Source: `analytic.toml`."""
+
+    floor_s: Float[Array, ""]
+    cache_share: Float[Array, ""]
+    rel_error: Float[Array, ""]
+
+    def terms(self, device: DeviceArrays) -> "SamplerTerms":
+        """Constants of each configuration."""
+        return sampler_terms(device, self)
+
+    def price(self, terms: "SamplerTerms", rows: Float[Array, "*config"]) -> Priced:
+        """The sampler over `rows` emitting rows."""
+        return uncalibrated(sampler_s(terms, rows), self.rel_error)
 
 
 class SamplerTerms(NamedTuple):
@@ -22,13 +40,13 @@ class SamplerTerms(NamedTuple):
     move: MoveTerms
 
 
-def sampler_terms(device: DeviceArrays, elementwise: ElementwiseConstants) -> SamplerTerms:
+def sampler_terms(device: DeviceArrays, constants: SamplerConstants) -> SamplerTerms:
     """Constants of each configuration."""
     return SamplerTerms(
-        floor_s=device.sampler_kernels * elementwise.floor_s,
+        floor_s=device.sampler_kernels * constants.floor_s,
         passes=device.sampler_passes,
         bytes_per_row=device.sampler_bytes_per_row,
-        move=move_terms(device, elementwise),
+        move=move_terms(device, constants.cache_share),
     )
 
 

@@ -13,23 +13,34 @@ The last term runs over all T k rows on every rank, also under expert parallelis
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sim.cost.elementwise import ElementwiseConstants, MoveTerms, move_terms, moved_s
-from sim.cost.gemm import OUTPUT_BYTES
+from sim.cost.elementwise import MoveTerms, move_terms, moved_s
+from sim.cost.kernel import TokenKernel
+from sim.cost.priced import Priced, uncalibrated
 from sim.cost.slots import slots_first
 from sim.cost.soft import soft_maximum
+from sim.cost.work import OUTPUT_BYTES, active_experts
 from sim.deployment.plan import DeviceArrays, MoeSlots
 
 
-class MoeConstants(eqx.Module):
+class MoeConstants(TokenKernel):
     """Row tiles of grouped products with their share of the ceiling, and kernels per layer. Source: `analytic.toml`."""
 
     tile_rows: Float[Array, " tile"]
     tile_share: Float[Array, " tile"]
     kernels: Float[Array, ""]
+    cache_share: Float[Array, ""]
+    rel_error: Float[Array, ""]
+
+    def terms(self, slots: MoeSlots, device: DeviceArrays) -> "MoeTerms":
+        """See `moe_terms`."""
+        return moe_terms(slots, device, self)
+
+    def price(self, terms: "MoeTerms", rows: Float[Array, "*config"]) -> Priced:
+        """All layers of each slot, `[moe, *config]`, over `rows` tokens."""
+        return uncalibrated(moe_s(terms, rows), self.rel_error)
 
 
 class MoeTerms(NamedTuple):
@@ -51,13 +62,10 @@ class MoeTerms(NamedTuple):
     expert_stream_s: Float[Array, "moe *config"]
     row_stream_s: Float[Array, "moe *config"]
     around_bytes: Float[Array, "moe *config"]
-    row_flops: Float[Array, "moe *config"]
     move: MoveTerms
 
 
-def moe_terms(
-    slots: MoeSlots, device: DeviceArrays, constants: MoeConstants, elementwise: ElementwiseConstants
-) -> MoeTerms:
+def moe_terms(slots: MoeSlots, device: DeviceArrays, constants: MoeConstants) -> MoeTerms:
     """Constants of all slots; shapes as declared, the slots' last axis first."""
     slots = slots_first(slots)
     visited = slots.top_k / jnp.maximum(slots.experts, 1.0)
@@ -76,25 +84,22 @@ def moe_terms(
         expert_stream_s=weights * slots.weight_bytes_per_param * per_stream,
         row_stream_s=OUTPUT_BYTES * (2.0 * slots.hidden + (slots.matrices + 1.0) * slots.inter) * per_stream,
         around_bytes=2.0 * slots.top_k * OUTPUT_BYTES * (slots.matrices * slots.inter + slots.hidden),
-        row_flops=2.0 * weights,
-        move=move_terms(device, elementwise),
+        move=move_terms(device, constants.cache_share),
     )
-
-
-def active_experts(terms: MoeTerms, tokens: Float[Array, "*config"]) -> Float[Array, "moe *config"]:
-    """Expected local experts that at least one of `tokens` tokens visits: `local (1 - (1 - k/E)^T)`."""
-    return terms.local_experts * -jnp.expm1(tokens * terms.log_missed)
 
 
 def moe_stream_s(terms: MoeTerms, tokens: Float[Array, "*config"]) -> Float[Array, "moe *config"]:
     """Seconds of one layer's grouped products to move weights of active experts and activations of the rank's rows."""
     rows = tokens * terms.rows_per_token
-    return active_experts(terms, tokens) * terms.expert_stream_s + rows * terms.row_stream_s
+    return (
+        active_experts(terms.local_experts, terms.log_missed, tokens) * terms.expert_stream_s
+        + rows * terms.row_stream_s
+    )
 
 
 def moe_s(terms: MoeTerms, tokens: Float[Array, "*config"]) -> Float[Array, "moe *config"]:
     """Seconds of all layers of each slot over `tokens` tokens; 0 for no tokens."""
-    active, rows = active_experts(terms, tokens), tokens * terms.rows_per_token
+    active, rows = active_experts(terms.local_experts, terms.log_missed, tokens), tokens * terms.rows_per_token
     padded = jnp.full_like(active, jnp.inf)
     for tile_rows, per_share in zip(terms.tile_rows, terms.per_share, strict=True):
         size = active * tile_rows

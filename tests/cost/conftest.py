@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from sim.cost.analytic import AnalyticCost
+from sim.cost.analytic import analytic_cost
+from sim.cost.kernel_cost import KernelCost
 from sim.cost.stats import BatchStats
 from sim.deployment.lower import lower
 from sim.deployment.plan import PlanArrays
@@ -64,8 +65,8 @@ def plan(dense: ModelSpec, device: DeviceConf) -> PlanArrays:
 
 
 @pytest.fixture(scope="session")
-def cost() -> AnalyticCost:
-    return AnalyticCost()
+def cost() -> KernelCost:
+    return analytic_cost()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sim.cost.attention import attention_terms, attention_work, work_terms
+from sim.cost.attention import attention_terms
+from sim.cost.work import attention_work, attention_work_terms
 from sim.deployment.lower import lower
 from sim.model.spec import MLA, Attention, Dense, Layer, Mamba2, ModelSpec
 
@@ -72,8 +73,8 @@ def test_kinds_are_counted_and_unused_slots_dropped(device, cost):
 
 
 def test_numpy_and_jax_agree(device, cost, plan):
-    one = attention_terms(np, plan.attention, plan.device, cost.attention)
-    two = attention_terms(jnp, plan.attention, plan.device, cost.attention)
+    one = attention_terms(np, plan.attention, plan.device, cost.decode, cost.prefill)
+    two = attention_terms(jnp, plan.attention, plan.device, cost.decode, cost.prefill)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-14)
 
@@ -82,7 +83,9 @@ def test_work_by_hand(plan, batch):
     # Layer 1 reads everything, layer 2 at most 512 keys. Decodes of 1000 twice: 2000 + 1024 keys of 1024 B; a chunk
     # of 100 on 900: 1000 and min(1000, 100 + 512) keys loaded. FLOPs: 2 x 16 heads x 128 dims per pair; its rows
     # see 901 to 1000 keys, or 512.
-    read, flops = attention_work(np, work_terms(np, plan.attention, plan.recurrent), batch([(100, 900)], [1000, 1000]))
+    read, flops = attention_work(
+        attention_work_terms(plan.attention, plan.recurrent), batch([(100, 900)], [1000, 1000])
+    )
     assert read == pytest.approx(1024 * (2000 + 1000 + 1024 + 612), rel=1e-6)
     pairs = 2000 + 1024 + 100 * 950.5 + 100 * 512
     assert flops == pytest.approx(2 * 16 * 128 * pairs, rel=1e-6)

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from sim.cost.elementwise import ElementwiseConstants, elementwise_s, elementwise_terms, move_terms, moved_s
-from sim.cost.head import sampler_s, sampler_terms
+from sim.cost.head import SamplerConstants, sampler_s, sampler_terms
 from sim.deployment.plan import ElementwiseSlots
 
 
-FIXED = ElementwiseConstants(floor_s=np.float64(2e-6), cache_share=np.float64(0.8))
+VALUES = {"floor_s": np.float64(2e-6), "cache_share": np.float64(0.8), "rel_error": np.float64(0.1)}
+FIXED, SAMPLER = ElementwiseConstants(**VALUES), SamplerConstants(**VALUES)
 
 
 def slots(size):
@@ -26,9 +27,9 @@ def test_by_hand(plan):
 
 
 def test_limits(plan):
-    small = float(moved_s(move_terms(plan.device, FIXED), jnp.float64(4e6)))  # a tenth of what fits
+    small = float(moved_s(move_terms(plan.device, FIXED.cache_share), jnp.float64(4e6)))  # a tenth of what fits
     assert small == pytest.approx(4e6 / 5e12, rel=1e-3)
-    large = float(moved_s(move_terms(plan.device, FIXED), jnp.float64(4e9)))
+    large = float(moved_s(move_terms(plan.device, FIXED.cache_share), jnp.float64(4e9)))
     assert large == pytest.approx(4e9 / 1e12, rel=1e-3)
 
 
@@ -66,10 +67,10 @@ def test_sampler_by_hand(plan):
         sampler_passes=np.float64(2.0),
     )
     want = 8e-6 + 2 * (1e7 * 256 / 257 / 5e12 + 1e7 / 257 / 1e12)
-    assert float(sampler_s(sampler_terms(device, FIXED), jnp.float64(10))) == pytest.approx(want)
-    assert float(sampler_s(sampler_terms(device, FIXED), jnp.float64(0))) == 0.0
-    assert float(sampler_s(sampler_terms(device, FIXED), jnp.float64(11))) > want
+    assert float(sampler_s(sampler_terms(device, SAMPLER), jnp.float64(10))) == pytest.approx(want)
+    assert float(sampler_s(sampler_terms(device, SAMPLER), jnp.float64(0))) == 0.0
+    assert float(sampler_s(sampler_terms(device, SAMPLER), jnp.float64(11))) > want
 
 
 def test_sampler_gradient(plan, slope_matches):
-    slope_matches(lambda rows: sampler_s(sampler_terms(plan.device, FIXED), rows), 64.0)
+    slope_matches(lambda rows: sampler_s(sampler_terms(plan.device, SAMPLER), rows), 64.0)

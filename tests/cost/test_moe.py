@@ -7,40 +7,50 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sim.cost.elementwise import ElementwiseConstants
-from sim.cost.moe import MoeConstants, active_experts, moe_s, moe_terms
+from sim.cost.moe import MoeConstants, moe_s, moe_terms
+from sim.cost.work import active_experts
 from sim.deployment.plan import MoeSlots
 
 
-ELEMENTWISE = ElementwiseConstants(floor_s=np.float64(2e-6), cache_share=np.float64(0.8))
-CONSTANTS = MoeConstants(tile_rows=np.array([16.0]), tile_share=np.array([0.5]), kernels=np.float64(7.0))
+CONSTANTS = MoeConstants(
+    tile_rows=np.array([16.0]),
+    tile_share=np.array([0.5]),
+    kernels=np.float64(7.0),
+    cache_share=np.float64(0.8),
+    rel_error=np.float64(0.1),
+)
 
 
 def slots(experts=8.0, local=8.0, top_k=2.0, hidden=1024.0, inter=2048.0, matrices=3.0):
     values = {"count": 1.0, "experts": experts, "local_experts": local, "top_k": top_k, "hidden": hidden}
-    values |= {"inter": inter, "matrices": matrices, "weight_bytes_per_param": 2.0, "flops_per_s": 200e12}
+    values |= {"inter": inter, "matrices": matrices, "weight_bytes_per_param": 2.0, "flops_per_s": 200e12, "format": 0.0}
     return MoeSlots(**{name: np.array([value], np.float64) for name, value in values.items()})
 
 
 def terms(device, group=None):
-    return moe_terms(group or slots(), device, CONSTANTS, ELEMENTWISE)
+    return moe_terms(group or slots(), device, CONSTANTS)
 
 
 def seconds(plan, tokens, group=None):
     return float(moe_s(terms(plan.device, group), jnp.float64(tokens))[0])
 
 
+def active(plan, group, tokens):
+    found = terms(plan.device, group)
+    return active_experts(found.local_experts, found.log_missed, jnp.float64(tokens))
+
+
 def test_active_experts(plan):
     # One token visits exactly k; two visit k + k (1 - k/E); very many visit all; a rank of half the experts sees half.
-    assert float(active_experts(terms(plan.device, slots()), jnp.float64(1))[0]) == pytest.approx(2.0)
-    assert float(active_experts(terms(plan.device, slots()), jnp.float64(2))[0]) == pytest.approx(2 + 2 * (1 - 2 / 8))
-    assert float(active_experts(terms(plan.device, slots()), jnp.float64(1000))[0]) == pytest.approx(8.0)
-    assert float(active_experts(terms(plan.device, slots(local=4.0)), jnp.float64(1))[0]) == pytest.approx(1.0)
-    assert float(active_experts(terms(plan.device, slots()), jnp.float64(0))[0]) == 0.0
+    assert float(active(plan, slots(), 1)[0]) == pytest.approx(2.0)
+    assert float(active(plan, slots(), 2)[0]) == pytest.approx(2 + 2 * (1 - 2 / 8))
+    assert float(active(plan, slots(), 1000)[0]) == pytest.approx(8.0)
+    assert float(active(plan, slots(local=4.0), 1)[0]) == pytest.approx(1.0)
+    assert float(active(plan, slots(), 0)[0]) == 0.0
 
 
 def test_every_expert_every_token(plan):
-    assert float(active_experts(terms(plan.device, slots(top_k=8.0)), jnp.float64(3))[0]) == pytest.approx(8.0)
+    assert float(active(plan, slots(top_k=8.0), 3)[0]) == pytest.approx(8.0)
 
 
 def test_by_hand(plan):

@@ -8,7 +8,8 @@ import pytest
 from conf.compose import compose
 from predictors.constants import scaled
 from predictors.fit import Fit, fit
-from sim.cost.analytic import AnalyticCost
+from sim.cost.analytic import analytic_cost
+from sim.cost.kernel_cost import KernelCost
 from sim.cost.stats import BatchStats
 from sim.cost.table import price_steps
 from sim.deployment.compile import compile_plan
@@ -21,7 +22,7 @@ TRUTH = {
     "device.memory_bytes_per_s": 0.85,
     "gemm.flops_per_s": 0.9,
     "attention.flops_per_s": 1.2,
-    "attention.decode_floor_s": 1.5,
+    "decode.floor_s": 1.5,
 }
 
 
@@ -31,8 +32,8 @@ def truth() -> dict[str, float]:
 
 
 @pytest.fixture(scope="session")
-def cost() -> AnalyticCost:
-    return AnalyticCost()
+def cost() -> KernelCost:
+    return analytic_cost()
 
 
 @pytest.fixture(scope="session")

@@ -58,8 +58,8 @@ def test_another_device_is_refused(path, cost, plan):
 
 
 def test_other_published_constants_are_refused(path, cost, plan):
-    other = eqx.tree_at(lambda c: c.attention.decode_floor_s, cost, np.float64(1e-6))
-    with pytest.raises(ValueError, match="fitted where attention.decode_floor_s was 7e-06, got 1e-06"):
+    other = eqx.tree_at(lambda c: c.decode.floor_s, cost, np.float64(1e-6))
+    with pytest.raises(ValueError, match="fitted where decode.floor_s was 7e-06, got 1e-06"):
         load(path).apply(other, plan)
 
 
@@ -78,8 +78,8 @@ def test_applying_twice_is_refused(path, cost, plan):
 
 
 def test_a_constant_that_is_no_more_is_refused(path, cost, plan):
-    path.write_text(path.read_text().replace("attention.decode_floor_s", "attention.decode_flor_s"))
-    with pytest.raises(ValueError, match="'attention.decode_flor_s' is no rate.*nearest is 'attention.decode_floor_s'"):
+    path.write_text(path.read_text().replace("decode.floor_s", "decode.flor_s"))
+    with pytest.raises(ValueError, match="'decode.flor_s' is no rate.*nearest is 'decode.floor_s'"):
         load(path).apply(cost, plan)
 
 

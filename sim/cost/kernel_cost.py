@@ -1,0 +1,152 @@
+"""The cost of a step as the sum of its kernels, each analytic or learned."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from sim.cost.attention import attention_terms, used_terms
+from sim.cost.collective import CollectiveTerms, collective_s, collective_terms
+from sim.cost.decode import DecodeTerms
+from sim.cost.head import SamplerConstants, SamplerTerms
+from sim.cost.kernel import LengthKernel, TokenKernel
+from sim.cost.launch import LaunchTerms, exposed_launch_s, launch_terms
+from sim.cost.lengths import AttentionTerms, LengthTerms, lengths_s
+from sim.cost.model import CostModel
+from sim.cost.prefill import PrefillTerms
+from sim.cost.priced import Priced, claims, uncalibrated
+from sim.cost.recurrent import RecurrentTerms
+from sim.cost.slots import slots_first
+from sim.cost.stats import LENGTHS, BatchStats
+from sim.cost.step_cost import StepCost
+from sim.cost.work import WorkTerms, step_work, work_terms
+from sim.deployment.plan import AttentionSlots, DeviceArrays, PlanArrays, RecurrentSlots
+
+
+class StepTerms(NamedTuple):
+    """A plan's share of the price, by kernel: leaves with slots first and the plan's `config` axes last.
+
+    `emitting`: 1 for products of the emitting rows. `kinds`, `states`: the plan's slots, for their kernels' doubt.
+    """
+
+    gemm: Any
+    emitting: Float[Array, "gemm *config"]
+    attention: AttentionTerms
+    recurrent: RecurrentTerms
+    moe: Any
+    elementwise: Any
+    collective: CollectiveTerms
+    sampler: SamplerTerms
+    work: WorkTerms
+    launch: LaunchTerms
+    kinds: AttentionSlots
+    states: RecurrentSlots
+    device: DeviceArrays
+
+
+class KernelCost(CostModel):
+    """Sum of the kernels of one step on one rank.
+
+    Every constant is an array leaf, so that `jax.grad` reaches it and a calibration may replace it (`eqx.tree_at`).
+    `rel_error` is the error claimed where no kernel claims its own: collectives, launches, host.
+    """
+
+    gemm: TokenKernel
+    decode: LengthKernel[DecodeTerms]
+    prefill: LengthKernel[PrefillTerms]
+    elementwise: TokenKernel
+    sampler: SamplerConstants
+    moe: TokenKernel
+    recurrent: LengthKernel[RecurrentTerms]
+    rel_error: Float[Array, ""]
+
+    def __call__(self, plan: PlanArrays, stats: BatchStats) -> StepCost:
+        """Cost of the batch `stats`, by component; an empty batch costs nothing.
+
+        Shapes: `stats` has the plan's `config` axes, and perhaps more in front.
+        """
+        price = self.price
+        for _ in range(jnp.ndim(stats.decodes) - jnp.ndim(plan.device.host_s)):
+            price = jax.vmap(price, (None, 0))
+        return price(self.terms(plan), stats)
+
+    def terms(self, plan: PlanArrays) -> StepTerms:
+        """What of a step's price does not depend on the batch. Whoever prices many batches computes it once."""
+        device = plan.device
+        states = slots_first(plan.recurrent)
+        return StepTerms(
+            gemm=self.gemm.terms(plan.gemm, device),
+            emitting=slots_first(plan.gemm.emitting),
+            attention=attention_terms(jnp, plan.attention, device, self.decode, self.prefill),
+            recurrent=self.recurrent.terms(jnp, states, device),
+            moe=self.moe.terms(plan.moe, device),
+            elementwise=self.elementwise.terms(plan.elementwise, device),
+            collective=collective_terms(plan.collective),
+            sampler=self.sampler.terms(device),
+            work=work_terms(plan),
+            launch=launch_terms(device),
+            kinds=slots_first(plan.attention),
+            states=states,
+            device=device,
+        )
+
+    def price(self, terms: StepTerms, stats: BatchStats) -> StepCost:
+        """Cost of the batch `stats` from the plan's `terms`. Shapes: the same `config` axes."""
+        tokens, emitting = stats.padded_tokens, stats.emitting
+
+        logits = terms.emitting
+        products = self.gemm.price(terms.gemm, logits * emitting + (1.0 - logits) * tokens)
+        body, head = products.times(1.0 - logits).total(), products.times(logits).total()
+        moe = self.moe.price(terms.moe, tokens).total()
+        elementwise = self.elementwise.price(terms.elementwise, tokens).total()
+
+        gathers = terms.collective.emitting
+        moving = gathers * emitting + (1.0 - gathers) * tokens > 0.0
+        moved_s = jnp.where(moving, collective_s(terms.collective, tokens, emitting), 0.0)
+        collective = uncalibrated(jnp.sum(moved_s * (1.0 - gathers), axis=0), self.rel_error)
+        gather = uncalibrated(jnp.sum(moved_s * gathers, axis=0), self.rel_error)
+        sampler = self.sampler.price(terms.sampler, emitting)
+
+        device_s = body.seconds + moe.seconds + elementwise.seconds + collective.seconds
+        launch_s = exposed_launch_s(terms.launch, tokens, stats.graph_mode, device_s)
+        host_s = jnp.where(tokens > 0.0, terms.device.host_s, 0.0)
+        attention = self._attention(terms, stats)
+        rest = [uncalibrated(seconds, self.rel_error) for seconds in (launch_s, host_s)]
+        error, outside = claims([body, head, moe, elementwise, collective, gather, sampler, attention, *rest])
+        memory_bytes, flops = step_work(terms.work, stats)
+        return StepCost(
+            gemm_s=body.seconds,
+            attention_s=attention.seconds,
+            moe_s=moe.seconds,
+            elementwise_s=elementwise.seconds,
+            head_s=head.seconds + gather.seconds + sampler.seconds,
+            collective_s=collective.seconds,
+            launch_s=launch_s,
+            host_s=host_s,
+            memory_bytes=memory_bytes,
+            flops=flops,
+            rel_error=error,
+            outside_share=outside,
+        )
+
+    def _attention(self, terms: StepTerms, stats: BatchStats) -> Priced:
+        batch = [getattr(stats, name) for name in LENGTHS]
+        kinds_s: Any = lengths_s(jnp, LengthTerms(attention=(terms.attention,)), *batch)
+        states_s: Any = lengths_s(jnp, LengthTerms(recurrent=(terms.recurrent,)), *batch)
+        prefills = stats.prefill_tokens > 0.0
+        decode = self.decode.doubt(terms.kinds, terms.device, stats)
+        prefill = self.prefill.doubt(terms.kinds, terms.device, stats)
+        error, outside = (jnp.where(prefills, one, other) for one, other in zip(prefill, decode, strict=True))
+        kinds = Priced(kinds_s, kinds_s * error, kinds_s * outside).total()
+        error, outside = self.recurrent.doubt(terms.states, terms.device, stats)
+        states = Priced(states_s, states_s * error, states_s * outside).total()
+        return Priced(*(one + other for one, other in zip(kinds, states, strict=True)))
+
+    def length_terms(self, plan: PlanArrays) -> LengthTerms:
+        """Constants of the lengths' closed form, Python floats; see `CostModel`."""
+        return used_terms(
+            attention_terms(np, plan.attention, plan.device, self.decode, self.prefill),
+            self.recurrent.terms(np, slots_first(plan.recurrent, np), plan.device),
+        )
