@@ -35,6 +35,8 @@ class SimulateConf:
     - `percentiles`: of every latency, 0 to 100.
     - `log_interval_s`: seconds between two lines of the engine's log, where its engine goes by time (vLLM's
       VLLM_LOG_STATS_INTERVAL).
+    - `predictor`: prices of steps: "auto", learned kernels where some are shipped for the device; "analytic", none; or
+      a folder that `headway calibrate` wrote.
     - `results`: the folder to write; None: `results/<date and time>` under the current folder.
     """
 
@@ -47,6 +49,7 @@ class SimulateConf:
     seed: int = 0
     percentiles: list[float] = field(default_factory=lambda: [50.0, 90.0, 95.0, 99.0])
     log_interval_s: float = 10.0
+    predictor: str = "auto"
     results: str | None = None
 
 

@@ -16,10 +16,11 @@ import numpy as np
 
 from conf.compose import compose
 from conf.schema import SimulateConf
+from predictors.learned import artifact_for, cost_rows, learned_cost
 from sim.cost.analytic import analytic_cost
-from sim.cost.kernel_cost import KernelCost
 from sim.cost.model import CostModel
 from sim.cost.stages import StagePrices, stage_prices
+from sim.cost.step_cost import SECONDS
 from sim.cost.table import PriceTable, price_steps, price_table
 from sim.deployment.compile import bounded, compile_plan
 from sim.deployment.plan import Plan
@@ -36,7 +37,7 @@ from sim.memory.shape import GroupShape
 from sim.memory.terms import MemoryBudget
 from sim.model.read import model_from_conf
 from sim.report.engine_log import check_interval
-from sim.report.result import SimulationResult, StageTable, StepTable
+from sim.report.result import Claim, SimulationResult, StageTable, StepTable
 from sim.scan.jobs import LaneJob, Status, lane_job, servable, why_exact as lane_needs_exact
 from sim.scan.recover import LaneRun
 from sim.scan.wide import scan
@@ -70,6 +71,8 @@ class Job:
     budget: MemoryBudget
     workload: Workload
     cost: CostModel
+    cost_rows: tuple[tuple[str, str, str], ...] = ()
+    estimated: bool = True
 
     @property
     def pool_blocks(self) -> int:
@@ -146,7 +149,9 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
         raise Infeasible(budget.verdict)
     if workload is None:
         workload = build_workload(conf.workload, conf.seed)
-    job = Job(conf, plan, budget, workload, analytic_cost())
+    artifact = artifact_for(device, conf.predictor)
+    cost = analytic_cost() if artifact is None else learned_cost(artifact, device, plan.engine.name)
+    job = Job(conf, plan, budget, workload, cost, cost_rows(artifact, device), artifact is None)
     running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
     return dataclasses.replace(job, plan=bounded(plan, running))
 
@@ -242,7 +247,8 @@ def assemble(
         steps=steps,
         itl_ns=found.itl_ns,
         itl_count=found.itl_count,
-        components_s={name: value for name, value in components.items() if name.endswith("_s") and name != "total_s"},
+        components_s={name: components[name] for name in SECONDS},
+        claim=_claim(job, components),
         engine=engine,
         model=plan.model.name,
         device=plan.device.name,
@@ -254,7 +260,7 @@ def assemble(
         memory=memory_report(job.budget),
         workload=job.workload,
         seed=conf.seed,
-        assumptions=[*_cost_rows(job.cost), *plan.assumptions, *_price_rows(plan.device), *_workload_rows(job)],
+        assumptions=[*job.cost_rows, *plan.assumptions, *_price_rows(plan.device), *_workload_rows(job)],
         not_modelled=[*plan.not_modelled, *_left_out(job)],
         config=dataclasses.asdict(conf),
         checks=checks,
@@ -284,6 +290,8 @@ def _components(job: Job, steps: StepTable, stages: StageTable | None) -> tuple[
         used_ns = first.end_ns - first.start_ns
         used_s = 1e-9 * (used_ns if stages is None else used_ns[:, stage])
         agree = agree and bool((abs(used_s - found["total_s"]) <= 1.001e-9).all())
+        found["error_s"] = found.pop("rel_error") * found["total_s"]
+        found["outside_s"] = found.pop("outside_share") * found["total_s"]
         totals = {name: totals.get(name, 0.0) + value for name, value in found.items()}
     return totals, agree
 
@@ -296,12 +304,14 @@ def simulate(*overrides: str, workload: Workload | None = None) -> SimulationRes
     return run(build(compose(overrides), workload))
 
 
-def _cost_rows(cost: CostModel) -> list[tuple[str, str, str]]:
-    """What the cost model claims for its own steps, where it claims anything."""
-    if not isinstance(cost, KernelCost):
-        return []
-    value = f"expected within {float(cost.rel_error):.0%} of real step times; all of them computed, not measured"
-    return [("step prices", value, "analytic model: held-out operators of such a roofline err 5-15 % at the median")]
+def _claim(job: Job, components: dict[str, np.ndarray]) -> Claim:
+    """Error and share outside calibration of all steps together, by time."""
+    total_s = float(components["total_s"].sum())
+    if not total_s:
+        return Claim(0.0, 0.0, job.estimated)
+    return Claim(
+        float(components["error_s"].sum()) / total_s, float(components["outside_s"].sum()) / total_s, job.estimated
+    )
 
 
 def _price_rows(device: DeviceConf) -> list[tuple[str, str, str]]:

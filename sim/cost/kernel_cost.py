@@ -2,9 +2,7 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from sim.cost.attention import attention_terms, used_terms
@@ -61,16 +59,6 @@ class KernelCost(CostModel):
     moe: TokenKernel
     recurrent: LengthKernel[RecurrentTerms]
     rel_error: Float[Array, ""]
-
-    def __call__(self, plan: PlanArrays, stats: BatchStats) -> StepCost:
-        """Cost of the batch `stats`, by component; an empty batch costs nothing.
-
-        Shapes: `stats` has the plan's `config` axes, and perhaps more in front.
-        """
-        price = self.price
-        for _ in range(jnp.ndim(stats.decodes) - jnp.ndim(plan.device.host_s)):
-            price = jax.vmap(price, (None, 0))
-        return price(self.terms(plan), stats)
 
     def terms(self, plan: PlanArrays) -> StepTerms:
         """What of a step's price does not depend on the batch. Whoever prices many batches computes it once."""
@@ -144,9 +132,6 @@ class KernelCost(CostModel):
         states = Priced(states_s, states_s * error, states_s * outside).total()
         return Priced(*(one + other for one, other in zip(kinds, states, strict=True)))
 
-    def length_terms(self, plan: PlanArrays) -> LengthTerms:
+    def lengths(self, terms: StepTerms) -> LengthTerms:
         """Constants of the lengths' closed form, Python floats; see `CostModel`."""
-        return used_terms(
-            attention_terms(np, plan.attention, plan.device, self.decode, self.prefill),
-            self.recurrent.terms(np, slots_first(plan.recurrent, np), plan.device),
-        )
+        return used_terms(terms.attention, terms.recurrent)

@@ -7,8 +7,11 @@ Python floats (exact engine) or arrays (wide engine), through the same function.
 """
 
 import abc
+from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 
 from sim.cost.lengths import LengthTerms
 from sim.cost.stats import BatchStats
@@ -24,9 +27,26 @@ class CostModel(eqx.Module):
     """
 
     @abc.abstractmethod
-    def __call__(self, plan: PlanArrays, stats: BatchStats) -> StepCost:
-        """Cost of the batch `stats`, by component. Shapes: any common leading axes."""
+    def terms(self, plan: PlanArrays) -> Any:
+        """What of a step's price does not depend on the batch. Whoever prices many batches computes it once."""
 
     @abc.abstractmethod
-    def length_terms(self, plan: PlanArrays) -> LengthTerms:
-        """Constants of the lengths' closed form for one plan: one entry per used kind, leaves Python floats."""
+    def price(self, terms: Any, stats: BatchStats) -> StepCost:
+        """Cost of the batch `stats`, by component, from the plan's `terms`. Shapes: the same `config` axes."""
+
+    @abc.abstractmethod
+    def lengths(self, terms: Any) -> LengthTerms:
+        """Constants of the lengths' closed form: one entry per used kind, leaves Python floats.
+
+        `terms` are those of one plan, as arrays that have been computed.
+        """
+
+    def __call__(self, plan: PlanArrays, stats: BatchStats) -> StepCost:
+        """Cost of the batch `stats`, by component; an empty batch costs nothing.
+
+        Shapes: `stats` has the plan's `config` axes, and perhaps more in front.
+        """
+        price = self.price
+        for _ in range(jnp.ndim(stats.decodes) - jnp.ndim(plan.device.host_s)):
+            price = jax.vmap(price, (None, 0))
+        return price(self.terms(plan), stats)

@@ -13,5 +13,18 @@ def _where(condition: bool, this: float, other: float) -> float:
     return this if condition else other
 
 
-# The functions of `numpy` that the closed forms need, on Python floats.
-FLOATS = SimpleNamespace(maximum=max, minimum=min, sqrt=math.sqrt, ceil=math.ceil, where=_where)
+def _take(values: list[float], index: int) -> float:
+    return values[index]
+
+
+# The functions of `numpy` that the closed forms need, on Python floats; `whole` makes an index of a whole number.
+FLOATS = SimpleNamespace(
+    maximum=max,
+    minimum=min,
+    sqrt=math.sqrt,
+    ceil=math.ceil,
+    floor=math.floor,
+    where=_where,
+    whole=int,
+    take=_take,
+)

@@ -12,12 +12,12 @@ from sim.cost.lengths import LengthTerms
 from sim.cost.model import CostModel
 from sim.cost.stats import BatchStats
 from sim.cost.step_cost import SECONDS
-from sim.deployment.plan import UNLIMITED, PlanArrays
+from sim.deployment.plan import UNLIMITED, PlanArrays, trimmed
 
 
 MODES = ("eager", "piecewise", "full")
 STATS = tuple(BatchStats.__dataclass_fields__)
-COLUMNS = (*SECONDS, "total_s", "memory_bytes", "flops")
+COLUMNS = (*SECONDS, "total_s", "memory_bytes", "flops", "rel_error", "outside_share")
 CHUNK = 2048
 
 
@@ -34,49 +34,24 @@ class PriceTable(NamedTuple):
     lengths: LengthTerms
 
 
-@jax.jit
-def _price(cost: CostModel, plan: PlanArrays, stats: BatchStats) -> Float[Array, "column row"]:
-    price = jax.vmap(cost, in_axes=(None, 0))(plan, stats)
-    return jnp.stack([getattr(price, name) for name in COLUMNS])
-
-
-def _price_rows(cost: CostModel, plan: PlanArrays, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Price rows of one plan in float64, always `CHUNK` at a time: one compilation serves every table and every run."""
-    count = len(next(iter(values.values())))
-    empty = np.zeros(count)
-    found = np.empty((len(COLUMNS), count))
-    with jax.enable_x64(True):
-        for start in range(0, count, CHUNK):
-            rows = slice(start, min(start + CHUNK, count))
-            spare = CHUNK - (rows.stop - start)
-            fields: dict[str, Any] = {name: np.pad(values.get(name, empty)[rows], (0, spare)) for name in STATS}
-            stats = BatchStats(**fields)
-            found[:, rows] = np.asarray(_price(cost, plan, stats))[:, : rows.stop - start]
-    return dict(zip(COLUMNS, found, strict=True))
-
-
-def _in_float64(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
-
-
 def price_table(cost: CostModel, plan: PlanArrays, max_tokens: int, max_rows: int) -> PriceTable:
     """Tabulate `cost` for one plan up to `max_tokens` padded tokens and `max_rows` emitting rows."""
-    cost, plan = _in_float64(cost), _in_float64(plan)
-    tokens, rows, modes = np.arange(max_tokens + 1.0), np.arange(max_rows + 1.0), np.arange(float(len(MODES)))
-    columns = {
-        "padded_tokens": np.concatenate([np.tile(tokens, len(MODES)), np.zeros(len(rows))]),
-        "graph_mode": np.concatenate([np.repeat(modes, len(tokens)), np.zeros(len(rows))]),
-        "emitting": np.concatenate([np.zeros(len(MODES) * len(tokens)), rows]),
-    }
-    price = _price_rows(cost, plan, columns)
+    cost, terms = _prepared(cost, plan)
     with jax.enable_x64(True):
-        lengths = cost.length_terms(plan)
-    by_mode = price["total_s"][: -len(rows)].reshape(len(MODES), len(tokens))
-    return PriceTable(token_s=by_mode.copy(), row_s=price["head_s"][-len(rows) :].copy(), lengths=lengths)
+        token_s = _chunks(_by_tokens, cost, terms, np.arange(max_tokens + 1.0))
+        row_s = _chunks(_by_rows, cost, terms, np.arange(max_rows + 1.0))
+        lengths = cost.lengths(terms)
+    return PriceTable(token_s=token_s, row_s=row_s[0], lengths=lengths)
+
+
+def length_terms(cost: CostModel, plan: PlanArrays) -> LengthTerms:
+    """The constants of the closed form alone."""
+    cost, terms = _prepared(cost, plan)
+    return cost.lengths(terms)
 
 
 def price_steps(cost: CostModel, plan: PlanArrays, columns: Any) -> dict[str, np.ndarray]:
-    """Seconds by component (and `total_s`, `memory_bytes`, `flops`) of many steps of one plan, in float64.
+    """What many steps of one plan cost, in float64: seconds by component, and the rest of `COLUMNS`, by name.
 
     `columns`: anything whose items or attributes are named as the fields of `BatchStats`, each `[step]`.
     """
@@ -85,7 +60,62 @@ def price_steps(cost: CostModel, plan: PlanArrays, columns: Any) -> dict[str, np
         values = columns[name] if hasattr(columns, "keys") else getattr(columns, name)
         return np.asarray(values, np.float64)
 
-    return _price_rows(_in_float64(cost), _in_float64(plan), {name: column(name) for name in STATS})
+    cost, terms = _prepared(cost, plan)
+    with jax.enable_x64(True):
+        found = _chunks(_by_steps, cost, terms, np.stack([column(name) for name in STATS], axis=-1))
+    return dict(zip(COLUMNS, found, strict=True))
+
+
+def _prepared(cost: CostModel, plan: PlanArrays) -> tuple[CostModel, Any]:
+    """The model in float64, and the computed terms of the plan's used slots."""
+    small = trimmed(plan, powers_of_two=True)
+    cost, plan = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree) for tree in (cost, small))
+    with jax.enable_x64(True):
+        return cost, jax.tree.map(np.asarray, _terms(cost, plan))
+
+
+def _chunks(priced: Any, cost: CostModel, terms: Any, rows: np.ndarray) -> np.ndarray:
+    """`priced` of all rows, `[result, row]`, always `CHUNK` at a time: one compilation serves every table and run."""
+    found = []
+    for start in range(0, len(rows), CHUNK):
+        some = rows[start : start + CHUNK]
+        spare = [(0, CHUNK - len(some)), *[(0, 0)] * (rows.ndim - 1)]
+        found.append(np.asarray(priced(cost, terms, np.pad(some, spare)))[:, : len(some)])
+    return np.concatenate(found, axis=1) if found else np.zeros((len(COLUMNS), 0))
+
+
+@jax.jit
+def _terms(cost: CostModel, plan: PlanArrays) -> Any:
+    return cost.terms(plan)
+
+
+@jax.jit
+def _by_tokens(cost: CostModel, terms: Any, tokens: Float[Array, " row"]) -> Float[Array, "mode row"]:
+    """Seconds of steps of so many padded tokens in each graph mode. Only launching is computed once per mode."""
+
+    def of_mode(mode, count):
+        return cost.price(terms, _batch(padded_tokens=count, graph_mode=mode)).total_s
+
+    modes = jnp.arange(float(len(MODES)), dtype=tokens.dtype)
+    return jax.vmap(jax.vmap(of_mode, (0, None)), (None, 0), out_axes=1)(modes, tokens)
+
+
+@jax.jit
+def _by_rows(cost: CostModel, terms: Any, rows: Float[Array, " row"]) -> Float[Array, "1 row"]:
+    """Seconds of head and sampler for so many emitting rows."""
+    return jax.vmap(lambda count: cost.price(terms, _batch(emitting=count)).head_s)(rows)[None]
+
+
+@jax.jit
+def _by_steps(cost: CostModel, terms: Any, steps: Float[Array, "row stat"]) -> Float[Array, "column row"]:
+    price = jax.vmap(lambda values: cost.price(terms, BatchStats(*values)))(steps)
+    return jnp.stack([getattr(price, name) for name in COLUMNS])
+
+
+def _batch(**fields: Float[Array, ""]) -> BatchStats:
+    """A batch of the given fields, the others 0."""
+    zero = jnp.zeros_like(next(iter(fields.values())))
+    return BatchStats(**{name: fields.get(name, zero) for name in STATS})
 
 
 def stack_terms(tables: Sequence[LengthTerms]) -> LengthTerms:

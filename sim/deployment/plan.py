@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from sim.deployment.conf import DeploymentConf as DeploymentConf
+from sim.deployment.domains import Domains
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
 from sim.model.spec import ModelSpec
@@ -34,7 +35,8 @@ class GemmSlots(eqx.Module):
 
     `emitting` is 1 where m is the number of emitting rows (LM head), 0 where it is the padded tokens.
     `flops_per_s` is the achieved ceiling at the product's dtype; `count` products of this shape per step.
-    `input_bytes` is the size of one element of the activation the product reads.
+    `input_bytes` is the size of one element of the activation the product reads; `format` the code of the stored
+    format in `sim.deployment.formats.FORMATS`.
     """
 
     count: Float[Array, "*config gemm"]
@@ -44,6 +46,7 @@ class GemmSlots(eqx.Module):
     input_bytes: Float[Array, "*config gemm"]
     flops_per_s: Float[Array, "*config gemm"]
     emitting: Float[Array, "*config gemm"]
+    format: Float[Array, "*config gemm"]
 
 
 class AttentionSlots(eqx.Module):
@@ -89,7 +92,7 @@ class RecurrentSlots(eqx.Module):
 
 
 class MoeSlots(eqx.Module):
-    """Routed experts of one rank. `matrices` is 3 for gated experts, 2 otherwise."""
+    """Routed experts of one rank. `matrices` is 3 for gated experts, 2 otherwise; `format` as in `GemmSlots`."""
 
     count: Float[Array, "*config moe"]
     experts: Float[Array, "*config moe"]
@@ -100,6 +103,7 @@ class MoeSlots(eqx.Module):
     matrices: Float[Array, "*config moe"]
     weight_bytes_per_param: Float[Array, "*config moe"]
     flops_per_s: Float[Array, "*config moe"]
+    format: Float[Array, "*config moe"]
 
 
 class ElementwiseSlots(eqx.Module):
@@ -159,16 +163,21 @@ class PlanArrays(eqx.Module):
     device: DeviceArrays
 
 
-def trimmed(arrays: PlanArrays) -> PlanArrays:
+def trimmed(arrays: PlanArrays, powers_of_two: bool = False) -> PlanArrays:
     """The same plan (or stack of plans) without the slots that none of them uses, numpy leaves.
 
     Kernels take any number of slots: a sweep over one model gets several times cheaper, for one more compilation.
+    `powers_of_two`: keep some unused ones, so that fewer different shapes are compiled.
     """
 
     def cut(group: Any) -> Any:
         count = np.asarray(group.count)
         axis = count.ndim - 1
-        used = np.flatnonzero(count.reshape(-1, count.shape[axis]).any(axis=0))
+        any_use = count.reshape(-1, count.shape[axis]).any(axis=0)
+        used = np.flatnonzero(any_use)
+        if powers_of_two and len(used):
+            kept = min(1 << (len(used) - 1).bit_length(), count.shape[axis])
+            used = np.sort(np.concatenate([used, np.flatnonzero(~any_use)[: kept - len(used)]]))
         return jax.tree.map(lambda leaf: np.take(np.asarray(leaf), used, axis=axis), group)
 
     groups = {name: getattr(arrays, name) for name in PlanArrays.__dataclass_fields__ if name != "device"}
@@ -180,7 +189,9 @@ class Plan:
     """A compiled deployment: one kind of replica, `replicas` of them.
 
     `stages`: one rank of each pipeline stage; between stages, the transfers `hand_over`, and from the last to the first
-    `tokens_back` (both None with one stage). `gpus` over all replicas; `assumptions` rows are (what, value, source).
+    `tokens_back` (both None with one stage). `shared`: what the data-parallel ranks of a replica run together, priced
+    by the tokens of all of them; None where they have nothing to share. `gpus` over all replicas; `assumptions` rows
+    are (what, value, source).
     """
 
     model: ModelSpec
@@ -193,6 +204,8 @@ class Plan:
     not_modelled: tuple[str, ...] = field(default=())
     hand_over: CollectiveSlots | None = None
     tokens_back: CollectiveSlots | None = None
+    domains: Domains = Domains()
+    shared: PlanArrays | None = None
 
     @property
     def arrays(self) -> PlanArrays:

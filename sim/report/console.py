@@ -15,6 +15,9 @@ from sim.report.summary import ms, percentile_word
 WIDTH = 50
 LABEL = 40
 
+OUTSIDE_SHARE = 0.1
+"""More step time outside calibration than this is said on top."""
+
 REPEATED_LOOKUPS = 2
 """More prefix look-ups than this per admission are worth a word."""
 
@@ -107,6 +110,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         line("Steps:", metrics.steps),
         line("Mean batch, requests / tokens:", pair(metrics.batch_requests_mean, metrics.batch_tokens_mean)),
         line("Step time / duration (%):", percent(metrics.busy_share)),
+        *_claim_lines(result),
         *_stage_lines(result, metrics),
         line(
             "Output tok/s per GPU / per user:",
@@ -124,6 +128,28 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         lines += textwrap.wrap(found.sentence, 78)
         lines += textwrap.wrap(found.change, 78, initial_indent="Try ", subsequent_indent="    ")
     return lines
+
+
+def _claim_lines(result: SimulationResult) -> list[str]:
+    """What the cost model says of its own step times."""
+    claim = result.claim
+    if claim is None:
+        return []
+    shares = pair(percent(claim.rel_error), percent(claim.outside_share))
+    return [line("Step times: error / uncalibrated (%):", shares)]
+
+
+def claim_warning(result: SimulationResult) -> list[str]:
+    """The sentence on top of a run of whose step time more than a tenth lies outside calibration."""
+    claim = result.claim
+    if claim is None or claim.outside_share <= OUTSIDE_SHARE:
+        return []
+    what = (
+        f"estimated: no kernel of {result.device} was measured"
+        if claim.estimated
+        else f"{claim.outside_share:.0%} of the step time lies outside what was measured on {result.device}"
+    )
+    return textwrap.wrap(f"Note: {what}; step times are expected within {claim.rel_error:.0%}.", 78)
 
 
 def _hit_lines(metrics: Metrics) -> list[str]:
@@ -184,7 +210,8 @@ def console(
     assumptions: bool = False,
 ) -> str:
     """The text printed at the end of a run. `percentiles` must be among those measured, else `ValueError`."""
-    lines = benchmark_block(result, metrics, percentiles) + insight_block(result, metrics, found)
+    lines = [*claim_warning(result), *benchmark_block(result, metrics, percentiles)]
+    lines += insight_block(result, metrics, found)
     if assumptions:
         lines += assumption_block(result)
     return "\n".join([*lines, "=" * WIDTH])

@@ -122,6 +122,20 @@ class MemoryReport:
     verdict: str = ""
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What the cost model says of its own step times, over a whole run.
+
+    - `rel_error`: expected relative error of the total, as if all kernels erred the same way.
+    - `outside_share`: share of the time outside what a calibration has measured; 1 where nothing was calibrated.
+    - `estimated`: whether no kernel of this device was calibrated.
+    """
+
+    rel_error: float
+    outside_share: float
+    estimated: bool
+
+
 @dataclass
 class SimulationResult:
     """One run, whole: what happened, under which assumptions, and what was not modelled.
@@ -137,6 +151,7 @@ class SimulationResult:
     - `timing`: what the simulation itself took, units in the names.
     - `versions`: package -> version.
     - `stages`: the pipeline stages of the steps, where a replica has several; then steps overlap.
+    - `claim`: what the cost model says of its step times.
     - `log`: format and rules of the engine's own log by name (`sim.deployment.rules.LogRules`; empty: not known), which
       has a line every `log_interval_s` where it goes by time.
     """
@@ -169,6 +184,7 @@ class SimulationResult:
     stages: StageTable | None = None
     log: dict[str, Any] = field(default_factory=dict)
     log_interval_s: float = 10.0
+    claim: Claim | None = None
 
     @property
     def busy_ns(self) -> np.ndarray:

@@ -130,6 +130,8 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         **prefix_cache_fields(metrics.prefix_cache),
         "ttft_by_priority": priority_fields(result),
         "steps": metrics.steps,
+        "step_time_rel_error": result.claim and result.claim.rel_error,
+        "step_time_outside_calibration": result.claim and result.claim.outside_share,
         "batch_requests_mean": metrics.batch_requests_mean,
         "batch_tokens_mean": metrics.batch_tokens_mean,
         "busy_share": metrics.busy_share,

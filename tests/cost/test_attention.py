@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sim.cost.attention import attention_terms
+from sim.cost.table import length_terms
 from sim.cost.work import attention_work, attention_work_terms
 from sim.deployment.lower import lower
 from sim.model.spec import MLA, Attention, Dense, Layer, Mamba2, ModelSpec
@@ -18,7 +19,7 @@ def model(*mixers):
 
 
 def terms(device, cost, *mixers):
-    return cost.length_terms(lower(model(*mixers), device))
+    return length_terms(cost, lower(model(*mixers), device))
 
 
 def test_grouped_heads_by_hand(device, cost):

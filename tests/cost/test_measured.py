@@ -13,7 +13,7 @@ import pytest
 
 from sim.cost.gemm import gemm_s, gemm_terms
 from sim.cost.lengths import FLOATS, LengthTerms, lengths_s
-from sim.cost.table import price_steps
+from sim.cost.table import length_terms, price_steps
 from sim.deployment.lower import lower
 from sim.hardware.read import load_device
 from sim.model.read import load_model
@@ -34,7 +34,7 @@ def read(shared, name):
 
 def test_attention(shared, measured, cost):
     """19,364 kernels: prefill, decode and mixed. The median error of held-out physics fits is 3 to 12 %."""
-    kind = cost.length_terms(measured).attention[0]._replace(layers=1.0)
+    kind = length_terms(cost, measured).attention[0]._replace(layers=1.0)
     errors = []
     for row in read(shared, "attention.csv"):
         new, prior, rows, context = (

@@ -1,0 +1,37 @@
+"""The learned families, and which kernel of a step each takes the place of."""
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import cast
+
+from predictors.family import Family
+
+
+MODULES = {
+    "gemm": "predictors.gemm",
+    "decode": "predictors.attention.decode",
+    "mixed": "predictors.attention.mixed",
+    "elementwise": "predictors.elementwise",
+    "sequence": "predictors.sequence",
+    "moe": "predictors.moe",
+    "recurrent": "predictors.recurrent",
+}
+"""Module of each family, by its name."""
+
+TABLES = {"decode": "attention", "mixed": "attention"}
+"""Family of `predictors.table.FAMILIES` that a family is fitted to, where it is not named like it."""
+
+KERNELS = {"mixed": "prefill", "sequence": "sampler"}
+"""Field of `sim.cost.kernel_cost.KernelCost` that a family fills, where it is not named like the family."""
+
+
+def family(name: str) -> Family:
+    """The module of one family; ValueError for an unknown name."""
+    if name not in MODULES:
+        raise ValueError(f"family must be one of {', '.join(MODULES)}, got {name}.")
+    return cast(Family, import_module(MODULES[name]))
+
+
+def families() -> Iterator[tuple[str, Family]]:
+    """All of them."""
+    return ((name, family(name)) for name in MODULES)

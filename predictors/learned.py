@@ -1,0 +1,79 @@
+"""The cost model of a device: learned kernels where an artifact has them, analytic ones elsewhere."""
+
+import dataclasses
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from predictors.families import KERNELS, MODULES, family
+from predictors.store import Artifact, load, shipped
+from sim.cost.analytic import analytic_cost
+from sim.cost.kernel_cost import KernelCost
+from sim.hardware.read import load_device
+from sim.hardware.spec import DeviceConf
+
+
+def learned_cost(artifact: Artifact, device: DeviceConf, engine: str) -> KernelCost:
+    """The kernels of `artifact` as they run under `engine` (vllm, sglang, trtllm) on `device`, others analytic."""
+    kernels: dict[str, Any] = {
+        KERNELS.get(name, name): family(name).kernel(fitted, device, engine)
+        for name, fitted in artifact.families.items()
+    }
+    return dataclasses.replace(analytic_cost(), **kernels)
+
+
+@cache
+def _shipped(folder: Path) -> Artifact:
+    return load(folder)
+
+
+def artifact_for(device: DeviceConf, predictor: str = "auto") -> Artifact | None:
+    """The artifact that a simulation uses; None: the analytic model.
+
+    **Arguments:**
+
+    - `predictor`: "auto": what was shipped for the device, if anything; "analytic": none; else a folder that
+      `headway calibrate` wrote.
+
+    **Raises:** ValueError for a folder that is none, or of another device.
+    """
+    if predictor == "analytic":
+        return None
+    if predictor == "auto":
+        folder = shipped().get(device.name)
+        return None if folder is None else _shipped(folder)
+    path = Path(predictor).expanduser()
+    if not (path / "card.json").is_file():
+        raise ValueError(
+            f"predictor must be auto, analytic or a folder that `headway calibrate` wrote, got {predictor}."
+        )
+    artifact = load(path)
+    if artifact.card["device"] != device.name:
+        raise ValueError(f"predictor={predictor} was fitted on {artifact.card['device']}, got hardware {device.name}.")
+    return artifact
+
+
+def shipped_for(device: str, predictor: str = "auto") -> Artifact | None:
+    """As `artifact_for`, for a device by its name in the catalogue."""
+    if predictor != "auto":
+        folder = Path(predictor).expanduser()
+        nested = folder / device
+        return artifact_for(load_device(device), str(nested if nested.is_dir() else folder))
+    return artifact_for(load_device(device))
+
+
+def cost_rows(artifact: Artifact | None, device: DeviceConf) -> tuple[tuple[str, str, str], ...]:
+    """What a report says of the step prices: rows (what, value, source)."""
+    if artifact is None:
+        error = f"expected within {float(analytic_cost().rel_error):.0%} of real kernels"
+        return (("step prices", f"estimated: {error}", f"no kernel of {device.name} was measured: analytic model"),)
+    rows = []
+    for name, entry in artifact.card["families"].items():
+        found = entry["errors"].get("shapes", {}).get("")
+        value = "learned" if found is None else f"learned, {found['median']:.1%} median error on unseen shapes"
+        sources = sorted({f"{table['source']}" for table in entry["tables"]})
+        rows.append((f"{name} kernels", value, f"{', '.join(sources)}, fitted {entry['date']}"))
+    missing = [name for name in MODULES if name not in artifact.families]
+    if missing:
+        rows.append((f"{', '.join(missing)} kernels", "estimated", "not measured on this device: analytic model"))
+    return tuple(rows)

@@ -1,0 +1,103 @@
+"""Fitted families of one device as files: `card.json`, for people and checks, and `<family>.msgpack`, the arrays.
+
+The card says what was fitted to what: tables with rows and hash, seed, date, held-out errors, licence. A file whose
+hash, or a family whose version, is not the one this code reads is refused, never used in silence.
+"""
+
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from predictors.families import MODULES, family
+from predictors.family import Fitted
+from sim.documents import read_mapping
+
+
+SCHEMA = "headway.predictors/1"
+SHIPPED = Path(str(files("predictors") / "artifacts"))
+
+
+@dataclass(frozen=True, eq=False)
+class Artifact:
+    """The fitted families of a device. `card`: what `card.json` holds."""
+
+    name: str
+    card: Mapping[str, Any]
+    families: Mapping[str, Fitted]
+
+
+def save(folder: Path, device: str, fitted: Sequence[Fitted], provenance: Mapping[str, Any]) -> None:
+    """Write `fitted` for the device of that full name; families already in the folder and not in `fitted` stay.
+
+    **Arguments:**
+
+    - `provenance`: by family, what the card tells of its data: `tables`, `rows`, `seed`, `date`, `licence`, `errors`.
+    """
+    from flax.serialization import msgpack_serialize
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "card.json"
+    card = read_mapping(path) if path.is_file() else {}
+    entries = dict(card.get("families", {}))
+    for one in fitted:
+        content = msgpack_serialize(_float32(one.arrays))
+        (folder / f"{one.family}.msgpack").write_bytes(content)
+        entries[one.family] = {
+            "version": one.version,
+            "sha256": sha256(content).hexdigest(),
+            "kernels": list(one.kernels),
+            "facts": dict(one.facts),
+            **provenance[one.family],
+        }
+    head = {"schema": SCHEMA, "device": device, "headway": importlib.metadata.version("headway")}
+    text = json.dumps(head | {"families": dict(sorted(entries.items()))}, indent=1, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def load(folder: Path) -> Artifact:
+    """Read what `save` wrote.
+
+    **Raises:** ValueError, one sentence, for a foreign card, a hash or a feature version that does not match.
+    """
+    from flax.serialization import msgpack_restore
+
+    card = read_mapping(folder / "card.json")
+    if card.get("schema") != SCHEMA:
+        raise ValueError(f"{folder}/card.json: schema must be {SCHEMA}, got {card.get('schema')!r}.")
+    found = {}
+    for name, entry in card["families"].items():
+        if name not in MODULES:
+            raise ValueError(f"{folder}/card.json: family must be one of {', '.join(MODULES)}, got {name}.")
+        path = folder / f"{name}.msgpack"
+        content = path.read_bytes()
+        if sha256(content).hexdigest() != entry["sha256"]:
+            raise ValueError(f"{path} is not the file that card.json describes (its sha256 differs); calibrate again.")
+        wanted = family(name).VERSION
+        if entry["version"] != wanted:
+            raise ValueError(
+                f"{path} was fitted with version {entry['version']} of the features, this code has {wanted}; "
+                f"calibrate again with `headway calibrate`."
+            )
+        arrays = msgpack_restore(content)
+        found[name] = Fitted(name, wanted, arrays, tuple(entry["kernels"]), entry["facts"])
+    return Artifact(folder.name, card, found)
+
+
+def shipped() -> dict[str, Path]:
+    """Folders of the artifacts that come with Headway, by the full name of their device."""
+    cards = sorted(SHIPPED.glob("*/card.json"))
+    return {str(read_mapping(card)["device"]): card.parent for card in cards}
+
+
+def _float32(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {str(key): _float32(value) for key, value in tree.items()}
+    array = np.asarray(tree)
+    return array.astype(np.float32) if array.dtype == np.float64 else array

@@ -1,0 +1,73 @@
+"""`headway validate operators`: the error of the fitted families on shapes they have never seen."""
+
+import sys
+
+from conf.files import choices
+from scripts.answer import Answer
+from scripts.arguments import Arguments
+from scripts.operator_errors import error_table
+from scripts.plain_keys import PlainKeys
+
+
+KEYS = ("operators", "device", "family", "sources", "splits", "predictor", "seed", "quick")
+
+
+def run(arguments: Arguments) -> Answer:
+    """`errors[family][split][device]`, of the shipped artifacts or of a folder `predictor=DIR`.
+
+    Split "shapes" is measured on the artifact as it is. With `splits=all` the others are measured too, each by a fit
+    without its rows; otherwise they come from the artifact's card, as they were when it was made.
+    """
+    words = [word if "=" in word else f"{word}=true" for word in arguments.words]
+    keys = PlainKeys.of("headway validate operators", words, KEYS)
+    from predictors.families import MODULES
+    from predictors.learned import shipped_for
+
+    names, sources = keys.several("family", list(MODULES)), keys.paths("sources")
+    devices = keys.several("device", list(choices("hardware")))
+    every = keys.choice("splits", ("shapes", "all", "card"), "shapes")
+    seed, quick = keys.whole("seed", 0), keys.truth("quick")
+    from calibration.operators import fit_family, gather, judged, splits_of
+
+    nested: dict[str, dict[str, dict[str, dict]]] = {}
+    by_device: dict[str, dict[str, dict[str, dict]]] = {}
+    said = not arguments.switch("--json")
+    for device in devices:
+        artifact = shipped_for(device, keys.text("predictor", "auto"))
+        if artifact is None:
+            continue
+        for name in names:
+            if name not in artifact.families:
+                continue
+            found = dict(artifact.card["families"][name]["errors"])
+            gathered = None if every == "card" else gather(device, name, sources)
+            if gathered is not None:
+                if said:
+                    print(f"{device}: {name} ...", file=sys.stderr, flush=True)
+                found["shapes"] = _plain(judged(name, artifact.families[name], gathered))
+                for split in splits_of(name, gathered)[1:] if every == "all" else ():
+                    other = fit_family(name, gathered, seed=seed, quick=quick, without=split)
+                    found[split] = _plain(judged(name, other, gathered, split))
+            by_device.setdefault(device, {})[name] = found
+            for split, by_kernel in found.items():
+                nested.setdefault(name, {}).setdefault(split, {})[device] = _judged(by_kernel)
+    if not nested:
+        raise ValueError(f"no artifact of {', '.join(devices)} has a family among {', '.join(names)}.")
+    return Answer({"status": "ok", "splits": every, **nested}, error_table(by_device))
+
+
+def _plain(errors: dict) -> dict[str, dict[str, float]]:
+    return {kernel: dict(vars(found)) for kernel, found in errors.items()}
+
+
+def _judged(by_kernel: dict[str, dict[str, float]]) -> dict:
+    whole = by_kernel.get("", {})
+    return {
+        "median_error": whole.get("median"),
+        "p95_error": whole.get("p95"),
+        "mean_error": whole.get("mean"),
+        "bias": whole.get("bias"),
+        "rows": whole.get("rows"),
+        "noise": whole.get("noise"),
+        "by_kernel": {kernel: found for kernel, found in by_kernel.items() if kernel},
+    }
