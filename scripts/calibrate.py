@@ -15,7 +15,12 @@ KEYS = ("device", "family", "sources", "seed", "out", "date", "splits", "quick")
 
 
 def run(arguments: Arguments) -> Answer:
-    """Fit, judge on held-out shapes, write `OUT/<device>/card.json` and one file per family."""
+    """Fit, judge on held-out shapes, write `OUT/<device>/card.json` and one file per family; with `--from`: learn."""
+    run_file = arguments.value("--from")
+    if run_file is not None:
+        from scripts import calibrate_from
+
+        return calibrate_from.run(arguments, run_file)
     keys = PlainKeys.of("headway calibrate", arguments.words, KEYS)
     if not keys.text("device"):
         raise ValueError("headway calibrate wants device=NAME[,NAME ...] (`headway hardware` lists them).")

@@ -15,6 +15,13 @@ REPEAT = Option("--repeat", "processes per benchmark, of which the median is pri
 RUN = Option("--run", "compare a server's step log with a simulated run (its results folder)", "DIR")
 FROM = Option("--from", "with --run: begin at Iteration(N) of the log, after the server's first requests", "N")
 
+LEARN = Option("--from", "a result of `vllm bench serve --save-result`, or a folder with requests.jsonl", "FILE")
+
+CALIBRATE = """Tables: sources= folders or files (default: the package aiconfigurator-core, extra headway[profiles]);
+seed=N, splits=all (judge every split, one fit each), quick=true (few steps), date=YYYY-MM-DD. Writes
+OUT/<device>, which predictor=OUT/<device> uses. --from: the server and its load are described as for
+headway simulate; writes out=run-fit.json, which predictor=run-fit.json uses."""
+
 CONFIGURE = (SERVE, ENGINE, CONFIG_DIR, CFG)
 
 
@@ -86,10 +93,20 @@ COMMANDS = {
         Command(
             "validate",
             "scripts.validate",
-            "run=DIR [workload=FILE] [KEY=VALUE ...]",
-            "replay a measured run and print measured, predicted and error",
+            "run=DIR | serving=FILE | kv=FILE | operators  [KEY=VALUE ...]",
+            "predictions against measurements: runs, serving points, KV caches, operators",
             "headway validate run=bench/Llama-3.1-8B",
             (CONFIG_DIR,),
+        ),
+        Command(
+            "calibrate",
+            "scripts.calibrate",
+            "device=NAME[,NAME] [family=NAME] [sources=PATH,PATH] [out=DIR] | --from FILE [KEY=VALUE ...]",
+            "fit step prices to operator tables of a device, or to a run of your own server",
+            "headway calibrate --from result.json model=llama-3.1-8b hardware=h100-sxm",
+            (LEARN, SERVE, BENCH, ENGINE, CONFIG_DIR),
+            (),
+            CALIBRATE,
         ),
         Command(
             "conformance",

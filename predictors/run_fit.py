@@ -1,0 +1,122 @@
+"""A few constants that a run of a user's own server has taught: factors on rates, seconds of host and server.
+
+- `memory`, `compute`, `links`: factors on the rates of memory, of matrix products (attention and experts too) and of
+  collectives; one above 1 makes steps faster.
+- `host_s`: seconds that every step takes longer; `request_s`: from the client to the engine's queue, more.
+
+They are applied to a compiled plan, whatever prices it. Stored as a small JSON file that says what it was learned from.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sim.deployment.plan import Plan, PlanArrays
+from sim.documents import read_mapping
+
+
+SCHEMA = "headway.run-fit/1"
+RATES = ("memory", "compute", "links")
+SECONDS = ("host_s", "request_s")
+KNOBS = (*RATES, *SECONDS)
+
+
+@dataclass(frozen=True)
+class RunFit:
+    """The constants and where they come from.
+
+    - `predictor`: what prices the steps they correct; `device`, `engine`: full names of what ran.
+    - `values`: by knob; `spread`: standard deviation of each (of the logarithm, for rates); `data`, `sha256`: the run.
+    - `errors`: by "before" and "after", relative error by metric and statistic, as "mean_ttft".
+    """
+
+    predictor: str
+    device: str
+    engine: str
+    values: Mapping[str, float]
+    spread: Mapping[str, float]
+    data: str
+    sha256: str
+    date: str
+    errors: Mapping[str, Mapping[str, float]]
+
+    def apply(self, plan: Plan) -> Plan:
+        """The plan with these constants.
+
+        **Raises:** ValueError for a plan of another device.
+        """
+        if plan.device.name != self.device:
+            raise ValueError(f"predictor was learned from a run on {self.device}, got hardware {plan.device.name}.")
+        return adjusted(plan, self.values)
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        head = {"schema": SCHEMA, "headway": importlib.metadata.version("headway")}
+        text = json.dumps(head | dataclasses.asdict(self), indent=1, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> RunFit:
+    """Read a file that `RunFit.save` wrote.
+
+    **Raises:** ValueError for another schema, a missing field, or values that are no positive factors and seconds.
+    """
+    content = read_mapping(path)
+    if content.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: schema must be {SCHEMA}, got {content.get('schema')!r}.")
+    names = [field.name for field in dataclasses.fields(RunFit)]
+    missing = [name for name in names if name not in content]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; learn it again with `headway calibrate --from`.")
+    for name, value in content["values"].items():
+        least = 0.0 if name in SECONDS else 1e-3
+        if (
+            name not in KNOBS
+            or isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not least <= value < 1e3
+        ):
+            raise ValueError(f"{path}: values must hold numbers for some of {', '.join(KNOBS)}, got {name}={value!r}.")
+    return RunFit(**{name: content[name] for name in names})
+
+
+def adjusted(plan: Plan, values: Mapping[str, float]) -> Plan:
+    """`plan` with the knobs at `values`; those not named stay as they are."""
+    engine = plan.engine
+    pickup_s = engine.profile.api_pickup_s + float(values.get("request_s", 0.0))
+    stages = tuple(adjusted_arrays(stage, values) for stage in plan.stages)
+    shown = ", ".join(f"{name} {float(value):.4g}" for name, value in values.items())
+    rows = (*plan.assumptions, ("constants learned from a run", shown, "`headway calibrate --from`"))
+    profile = dataclasses.replace(engine.profile, api_pickup_s=pickup_s)
+    return dataclasses.replace(
+        plan, stages=stages, engine=dataclasses.replace(engine, profile=profile), assumptions=rows
+    )
+
+
+def adjusted_arrays(arrays: PlanArrays, values: Mapping[str, Any]) -> PlanArrays:
+    """The arrays of one rank with the knobs at `values`; differentiable in them."""
+    device, replace = arrays.device, dataclasses.replace
+    if "memory" in values:
+        factor = values["memory"]
+        device = replace(
+            device,
+            memory_bytes_per_s=device.memory_bytes_per_s * factor,
+            unit_stream_bytes_per_s=device.unit_stream_bytes_per_s * factor,
+        )
+    if "host_s" in values:
+        device = replace(device, host_s=device.host_s + values["host_s"])
+    groups: dict[str, Any] = {"device": device}
+    if "compute" in values:
+        for name in ("gemm", "attention", "moe", "recurrent"):
+            group = getattr(arrays, name)
+            groups[name] = replace(group, flops_per_s=group.flops_per_s * values["compute"])
+    if "links" in values:
+        group = arrays.collective
+        groups["collective"] = replace(
+            group, bytes_per_s=group.bytes_per_s * values["links"], a_s=group.a_s / values["links"]
+        )
+    return replace(arrays, **groups)

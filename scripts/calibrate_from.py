@@ -1,0 +1,134 @@
+"""`headway calibrate --from FILE`: learns a few constants from what a user's own server measured, no profiling needed.
+
+FILE is the result of `vllm bench serve --save-result` (better: with `--save-detailed`), or a folder with
+`requests.jsonl` as `headway validate run=DIR` reads it. Server and load are described as for `headway simulate`;
+what the file tells of the load comes first, what the user says has the last word.
+"""
+
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.compose import compose
+from scripts.answer import Answer
+from scripts.arguments import Arguments
+from scripts.configure import key_of, request
+from scripts.table import table
+from sim.documents import user_path
+
+
+if TYPE_CHECKING:
+    from calibration.from_run.learn import Learned
+    from calibration.from_run.observed import Observed
+
+NAMES = {
+    "memory": "memory rate",
+    "compute": "matrix rate",
+    "links": "collectives' rate",
+    "host_s": "host, per step",
+    "request_s": "server, per request",
+}
+
+
+def run(arguments: Arguments, path_given: str) -> Answer:
+    """Learn, print before and after, write OUT (`run-fit.json`), which `predictor=OUT` then uses."""
+    out = Path(next((word.partition("=")[2] for word in arguments.words if key_of(word) == "out"), "run-fit.json"))
+    own = [word for word in arguments.words if key_of(word) != "out"]
+    path = user_path(path_given, "--from")
+    observed, overrides, remarks = read(path, Arguments(arguments.options, own))
+    conf = compose(overrides, arguments.values("--config-dir"))
+    if conf.predictor.endswith(".json"):
+        raise ValueError(f"predictor={conf.predictor} was learned from a run already; give auto, analytic or a folder.")
+    import dataclasses
+
+    from calibration.from_run.learn import errors_of, learn
+    from predictors.run_fit import RunFit, adjusted
+    from sim import api
+
+    job = api.build(conf, observed.workload)
+
+    def simulate(values: Mapping[str, float]) -> Any:
+        return api.run(dataclasses.replace(job, plan=adjusted(job.plan, values)) if values else job)
+
+    first = simulate({})
+    rate_error = first.claim.rel_error if first.claim else 0.15
+    learned = learn(observed, simulate, job.cost, job.plan.arrays, rate_error)
+    errors = {"before": errors_of(observed, learned.before), "after": errors_of(observed, learned.after)}
+    fit = RunFit(
+        predictor=conf.predictor,
+        device=job.plan.device.name,
+        engine=first.engine_label,
+        values=learned.values,
+        spread=learned.spread,
+        data=observed.name,
+        sha256=observed.sha256,
+        date=datetime.date.today().isoformat(),
+        errors=errors,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fit.save(out)
+    shown = lines(learned, observed, errors)
+    text = "\n".join([*remarks, "", shown, "", f"written: {out} (predictor={out})"])
+    fields = {"status": "ok", "out": str(out), "overrides": overrides, "values": learned.values, "errors": errors}
+    return Answer(fields | {"spread": learned.spread, "rounds": learned.rounds, "notes": remarks}, text)
+
+
+def read(path: Path, arguments: Arguments) -> "tuple[Observed, list[str], list[str]]":
+    """What was measured, the overrides of the simulation, and remarks."""
+    if path.is_dir():
+        from calibration.from_run.folder import observed_run
+        from scripts.validate_run import dataset_of, recorded_settings, recorded_workload
+        from sim.report.measured import read_recorded
+
+        own = [word for word in arguments.words if key_of(word) != "workload"]
+        recorded = read_recorded(path)
+        said = {key_of(word) for word in own}
+        settings, remarks = recorded_settings(path, recorded.meta, said)
+        given = next((word.partition("=")[2] for word in arguments.words if key_of(word) == "workload"), None)
+        workload, origin = recorded_workload(recorded, dataset_of(path, recorded.meta, given))
+        kept = [word for word in settings if key_of(word) not in said]
+        return observed_run(path, recorded, workload), [*kept, *own], [*remarks, origin]
+    from calibration.from_run import bench_result
+
+    if not bench_result.matches(path):
+        raise ValueError(
+            f"--from wants the .json of `vllm bench serve --save-result` or a folder with requests.jsonl, got {path}."
+        )
+    found = bench_result.read(path)
+    asked = request(arguments)
+    said = {key_of(word) for word in asked.overrides}
+    kept = [word for word in found.keys if key_of(word) not in said] if found.workload is None else []
+    return found, [*kept, *asked.overrides], [*found.notes, *asked.remarks()]
+
+
+def lines(learned: "Learned", observed: "Observed", errors: dict[str, dict[str, float]]) -> str:
+    """Two tables: the constants, and every statistic before and after."""
+    rows = []
+    for name, value in learned.values.items():
+        spread = learned.spread[name]
+        if name.endswith("_s"):
+            rows.append((NAMES[name], f"+{1e3 * value:.3f} ms", f"+-{1e3 * spread:.3f} ms"))
+        else:
+            rows.append((NAMES[name], f"x {value:.3f}", f"+-{100 * spread:.1f} %"))
+    constants = table(("constant", "learned", "known to"), rows)
+    metrics = [
+        (
+            name,
+            f"{1e3 * observed.statistics[metric, statistic]:,.2f}",
+            f"{100 * errors['before'][name]:+.1f}",
+            f"{100 * found:+.1f}",
+        )
+        for name, found in errors["after"].items()
+        for statistic, metric in [tuple(name.split("_", 1))]
+    ]
+    left = max((abs(value) for value in errors["after"].values()), default=0.0)
+    return "\n".join(
+        [
+            constants,
+            "",
+            table(("metric", "measured ms", "before %", "after %"), metrics),
+            "",
+            f"Unexplained: up to {100 * left:.1f} % of a statistic after {learned.rounds} rounds.",
+        ]
+    )
