@@ -30,7 +30,7 @@ LENGTH_COLUMNS = (
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "attention": (*LENGTH_COLUMNS, "q_heads", "kv_heads", "qk_dim", "v_dim", "kv_bytes_per_element", "window", "warm"),
-    "moe": ("tokens", "experts", "top_k", "hidden", "inter", "tp", "ep", "matrices", "active", "skew"),
+    "moe": ("tokens", "experts", "top_k", "hidden", "inter", "tp", "ep", "matrices", "active", "max_load", "skew"),
     "elementwise": ("tokens", "bytes_per_token"),
     "sequence": ("rows", "vocab"),
     "recurrent": ("tokens", "sequences", "heads", "head_dim", "state_dim", "hidden"),

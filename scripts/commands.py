@@ -97,6 +97,12 @@ COMMANDS = {
             "predictions against measurements: runs, serving points, KV caches, operators",
             "headway validate run=bench/Llama-3.1-8B",
             (CONFIG_DIR,),
+            (),
+            "run=DIR       a recorded run, request by request (workload=FILE: what it was driven with)\n"
+            "serving=FILE  measured serving points, one simulated closed loop each (limit=N: only N of them, chosen by\n"
+            "              a hash; jobs=N: processes; results=DIR: where rows.csv and report.html go)\n"
+            "kv=FILE       measured KV-cache sizes\n"
+            "operators     held-out errors of the operator predictors",
         ),
         Command(
             "calibrate",

@@ -20,6 +20,7 @@ from conf.schema import SimulateConf
 from predictors.learned import artifact_for, cost_rows, learned_cost
 from predictors.run_fit import load as load_run_fit
 from sim.cost.analytic import analytic_cost
+from sim.cost.lockstep import LockstepPrices, lockstep_prices, lockstep_steps
 from sim.cost.model import CostModel
 from sim.cost.stages import StagePrices, stage_prices
 from sim.cost.step_cost import SECONDS
@@ -97,9 +98,11 @@ class Job:
         """The plan's prices for every padded token count and row count of these settings (of its first stage)."""
         return price_table(self.cost, self.plan.arrays, *self._most())
 
-    def prices(self) -> PriceTable | StagePrices:
-        """The plan's prices: one table, or one per pipeline stage."""
+    def prices(self) -> PriceTable | StagePrices | LockstepPrices:
+        """The plan's prices: one table, one per pipeline stage, or those of data-parallel ranks in lockstep."""
         plan = self.plan
+        if plan.shared is not None:
+            return lockstep_prices(self.cost, plan.arrays, plan.shared, plan.domains.dp_attn, *self._most())
         if plan.hand_over is None or plan.tokens_back is None:
             return self.price_table()
         return stage_prices(self.cost, plan.stages, plan.hand_over, plan.tokens_back, *self._most())
@@ -121,6 +124,7 @@ class Job:
             router=self.conf.deployment.router,
             scheduler=self.conf.engine.scheduler,
             groups=self.groups,
+            data_parallel=self.conf.deployment.data_parallel,
         )
 
     def price_key(self) -> bytes:
@@ -175,6 +179,7 @@ def run(job: Job, on_progress: Callable[[int], None] | None = None) -> Simulatio
             num_gpu_blocks=job.pool_blocks,
             groups=job.groups,
             replicas=deployment.replicas,
+            data_parallel=deployment.data_parallel,
             scheduler=scheduler,
             router=deployment.router,
             seed=job.conf.seed,
@@ -251,7 +256,7 @@ def assemble(
         steps=steps,
         itl_ns=found.itl_ns,
         itl_count=found.itl_count,
-        components_s={name: components[name] for name in SECONDS},
+        components_s={name: components[name] for name in (*SECONDS, "wait_s") if name in components},
         claim=_claim(job, components),
         engine=engine,
         model=plan.model.name,
@@ -273,7 +278,7 @@ def assemble(
         log_interval_s=conf.log_interval_s,
         slo_ms={key.removesuffix("_ms"): value for key, value in vars(conf.slo).items() if value is not None},
         versions={name: importlib.metadata.version(name) for name in ("headway", "jax", "numpy")},
-        replicas=conf.deployment.replicas,
+        replicas=conf.deployment.replicas * conf.deployment.data_parallel,
         stages=stages,
     )
 
@@ -287,6 +292,14 @@ def _engine_label(job: Job) -> str:
 def _components(job: Job, steps: StepTable, stages: StageTable | None) -> tuple[dict[str, np.ndarray], bool]:
     """Seconds of each step by component, all stages together, and whether the engine used the same prices."""
     first = steps if stages is None else stages
+    plan = job.plan
+    if plan.shared is not None:
+        # ranks of one replica that start at the same time run one step
+        replica = np.asarray(steps.replica) // plan.domains.dp_attn
+        _, step = np.unique(np.stack([replica, steps.start_ns]), axis=1, return_inverse=True)
+        found = lockstep_steps(job.cost, plan.arrays, plan.shared, steps, step)
+        used_s = 1e-9 * (steps.end_ns - steps.start_ns)
+        return found, bool((abs(used_s - found["total_s"]) <= 1.001e-9).all())
     totals: dict[str, np.ndarray] = {}
     agree = True
     for stage, arrays in enumerate(job.plan.stages):

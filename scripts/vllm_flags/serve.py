@@ -9,6 +9,7 @@ from conf.files import by_hf_id, choices, hub_names, looks_like_file
 from conf.mistakes import did_you_mean, nearest
 from scripts.vllm_flags.parser import WANTED, Flag, Given, convert, parse_flags, words_of
 from scripts.vllm_flags.translation import Rule, Translation, apply, literal, table
+from sim.deployment.check import EXCHANGES
 from sim.documents import user_path
 
 
@@ -153,16 +154,50 @@ def first(given: Given, *names: str) -> tuple[str, Any]:
 
 
 def data_parallel_rule(given: Given, out: Translation) -> None:
-    """Ranks become replicas."""
-    name, size = first(given, "data-parallel-size", "dp-size")
+    """Ranks inside one replica, each with a queue and a KV cache; a model's experts are shared by all of them."""
+    out.set("deployment.data_parallel", at_least_one(given, "data-parallel-size"))
+
+
+def all_to_all_rule(given: Given, out: Translation) -> None:
+    """How tokens get to the experts of other ranks, where there are any."""
+    backend = given.flags["all2all-backend"]
+    if given.flags.get("data-parallel-size", 1) == 1:
+        out.ignored.append(("--all2all-backend", "there are no data-parallel ranks to exchange tokens with"))
+    elif backend in EXCHANGES:
+        out.set("deployment.all_to_all", backend)
+    else:
+        why = f"{backend} is not modelled yet: tokens are exchanged as the version does by default"
+        out.ignored.append(("--all2all-backend", why))
+
+
+def sglang_parallel_rule(given: Given, out: Translation) -> None:
+    """Data-parallel attention divides a tensor-parallel group into ranks; without it, ranks are replicas."""
+    flags = given.flags
+    if "tp-size" in flags:
+        at_least_one(given, "tp-size")
+    ranks, width = at_least_one(given, "dp-size"), flags.get("tp-size", 1)
+    if flags.get("enable-dp-attention") and ranks > 1:
+        if width % ranks:
+            raise ValueError(
+                f"{SGLANG}: --dp-size {ranks} must divide --tp-size {width}, as --enable-dp-attention is given."
+            )
+        out.set("deployment.tensor_parallel", width // ranks)
+        out.set("deployment.data_parallel", ranks)
+        return
+    if "tp-size" in flags:
+        out.set("deployment.tensor_parallel", width)
+    if "dp-size" in flags:
+        out.set("deployment.replicas", ranks)
+        if ranks != 1:
+            out.notes.append(f"data parallelism becomes {ranks} replicas behind a router, each with all weights")
+
+
+def at_least_one(given: Given, name: str) -> int:
+    """A number of ranks, 1 if the flag is not given."""
+    size = given.flags.get(name, 1)
     if size < 1:
         raise ValueError(f"--{name} wants a whole number above 0, got {size}.")
-    out.set("deployment.replicas", size)
-    if size != 1:
-        out.notes.append(
-            f"data parallelism becomes {size} replicas behind a router, each with all weights: "
-            "right for dense models; experts spread over the ranks are not modelled yet"
-        )
+    return int(size)
 
 
 def dtype_rule(given: Given, out: Translation) -> None:
@@ -257,6 +292,8 @@ def expert_size_rule(given: Given, out: Translation) -> None:
 RULES: dict[str, Rule] = {
     "model": model_rule,
     "data_parallel": data_parallel_rule,
+    "all_to_all": all_to_all_rule,
+    "sglang_parallel": sglang_parallel_rule,
     "dtype": dtype_rule,
     "quantization": quantization_rule,
     "hf_overrides": hf_overrides_rule,

@@ -75,7 +75,7 @@ def lengths_s(
             )
         alone_s = decode_s(xp, decode, decodes, mean, variance, longest)
         mixed_s = prefill_s(
-            xp, prefill, tokens, chunks, seen, context, deepest, prior, decodes, mean * decodes, longest, alone_s
+            xp, prefill, tokens, chunks, seen, context, deepest, prior, decodes, mean, variance, longest, alone_s
         )
         total = total + layers * xp.where(prefill_tokens > 0, mixed_s, alone_s)
 

@@ -19,17 +19,31 @@ MAX_CAPTURED = 2**20
 MAX_BLOCKS = 2**40
 MAX_BYTES = 1e15
 MAX_HOST_S = 10.0
+EXCHANGES = ("allgather_reducescatter", "naive")
+"""How tokens get to the experts of other ranks (`sim.deployment.exchange`)."""
+BALANCES = ("queues", "least_outstanding", "round_robin")
+"""Who gets a request among the data-parallel ranks of a replica (`sim.event.balance`)."""
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def check_deployment(deployment: DeploymentConf, device: DeviceConf) -> None:
-    """Raise `ValueError` for sizes out of range, and for ranks that no link joins."""
-    for key, most in (("replicas", MAX_REPLICAS), ("tensor_parallel", MAX_RANKS), ("pipeline_parallel", MAX_RANKS)):
+    """Raise `ValueError` for sizes out of range, an unknown exchange, and for ranks that no link joins."""
+    for key, most in (
+        ("replicas", MAX_REPLICAS),
+        ("tensor_parallel", MAX_RANKS),
+        ("pipeline_parallel", MAX_RANKS),
+        ("data_parallel", MAX_RANKS),
+    ):
         value = getattr(deployment, key)
         if value < 1:
             raise ValueError(f"deployment.{key} must be at least 1, got {value}.")
         if value > most:
             raise ValueError(f"deployment.{key} must be at most {most:,}, got {value:,}.")
+    if deployment.all_to_all not in ("auto", *EXCHANGES):
+        raise ValueError(
+            f"deployment.all_to_all must be one of auto, {', '.join(EXCHANGES)}, got {deployment.all_to_all!r}"
+            f"{nearest(deployment.all_to_all, EXCHANGES)}."
+        )
     Node(device).check_link(deployment.tensor_parallel)
 
 
@@ -139,6 +153,10 @@ def check_profile(profile: EngineProfile, shipped: EngineProfile) -> None:
         ):
             _between(f"{where}.{key}", getattr(tier, key), least, most)
     _one_of("profile.graph_mode", profile.graph_mode, MODES, "engine.profile.graph_mode")
+    rules = profile.parallel
+    _one_of("profile.parallel.balance", rules.balance, BALANCES, "engine.profile.parallel.balance")
+    _one_of("profile.parallel.all_to_all", rules.all_to_all, EXCHANGES, "engine.profile.parallel.all_to_all")
+    _between("profile.parallel.stats_interval_s", rules.stats_interval_s, 0.0, MAX_HOST_S, "seconds")
     for key in profile.memory:
         if key not in shipped.memory:
             raise ValueError(

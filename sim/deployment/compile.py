@@ -5,9 +5,11 @@ from dataclasses import replace
 
 from sim.deployment.check import check_deployment
 from sim.deployment.conf import DeploymentConf
+from sim.deployment.domains import Domains, domains_of
 from sim.deployment.engine import EngineConf, EngineSettings
+from sim.deployment.exchange import exchange_group, exchange_of, hand_over, library, tokens_back
 from sim.deployment.formats import format_of
-from sim.deployment.lower import attention_family, hand_over, library, lower, tokens_back
+from sim.deployment.lower import attention_family, lower_rank
 from sim.deployment.plan import Plan
 from sim.deployment.settings import resolve_engine
 from sim.hardware.collectives import collective_constants
@@ -30,24 +32,29 @@ def compile_plan(
     """
     _check_shape(model, device, engine_conf, deployment_conf)
     ranks, stages = deployment_conf.tensor_parallel, deployment_conf.pipeline_parallel
-    experts = ranks if deployment_conf.expert_parallel and model.is_moe else 1
-    model.check(ranks, stages, experts)
     settings = resolve_engine(engine_conf, model, device, deployment_conf)
+    rules = settings.profile.parallel
+    domains = domains_of(model, deployment_conf, settings.profile)
     waits_s = settings.profile.host_step_s if settings.batches_in_flight == 1 else 0.0
     kv_bytes, name = settings.kv_bytes_per_element, settings.name
+    exchange = exchange_of(deployment_conf, rules)
+    lowered = [
+        lower_rank(model, device, domains, kv_bytes, waits_s, name, stages, stage, rules, exchange)
+        for stage in range(stages)
+    ]
     return Plan(
         model=model,
         device=device,
         engine=settings,
         deployment=deployment_conf,
-        stages=tuple(
-            lower(model, device, ranks, experts, kv_bytes, waits_s, name, stages, stage) for stage in range(stages)
-        ),
-        gpus=deployment_conf.replicas * ranks * stages,
-        assumptions=tuple(_assumptions(model, device, settings, deployment_conf, experts)),
+        stages=tuple(rank.own for rank in lowered),
+        gpus=deployment_conf.replicas * deployment_conf.data_parallel * ranks * stages,
+        assumptions=tuple(_assumptions(model, device, settings, deployment_conf, domains)),
         not_modelled=tuple(_not_modelled(model, device, settings, deployment_conf)),
         hand_over=hand_over(model, device, ranks) if stages > 1 else None,
         tokens_back=tokens_back(device, ranks * (stages - 1) + 1) if stages > 1 else None,
+        domains=domains,
+        shared=lowered[0].shared,
     )
 
 
@@ -69,19 +76,32 @@ def _check_shape(model: ModelSpec, device: DeviceConf, engine: EngineConf, deplo
             "pipeline stages can be simulated with the scheduler of vllm only, got deployment.pipeline_parallel="
             f"{deployment.pipeline_parallel} with engine.scheduler={engine.scheduler}; set it to 1."
         )
+    if deployment.data_parallel > 1 and model.is_moe and deployment.pipeline_parallel > 1:
+        raise ValueError(
+            "data-parallel ranks that share experts cannot be simulated with pipeline stages, got "
+            f"deployment.data_parallel={deployment.data_parallel} with deployment.pipeline_parallel="
+            f"{deployment.pipeline_parallel}; set one of them to 1."
+        )
     Node(device).check_link(deployment.tensor_parallel * deployment.pipeline_parallel, "deployment.pipeline_parallel")
+    if model.is_moe:
+        Node(device).check_link(deployment.tensor_parallel * deployment.data_parallel, "deployment.data_parallel")
     island = Node(device).island
     if deployment.tensor_parallel > island:
         raise ValueError(
             f"deployment.tensor_parallel={deployment.tensor_parallel} needs more {device.name} than the {island:.0f} "
             "that one node or scale-up domain holds; lower it, or raise hardware.devices_per_node."
         )
+    if deployment.all_to_all != "auto" and (deployment.data_parallel == 1 or not model.is_moe):
+        raise ValueError(
+            f"deployment.all_to_all={deployment.all_to_all} has no effect without data-parallel ranks that share "
+            "experts: leave it out, or set deployment.data_parallel."
+        )
     if deployment.expert_parallel and not model.is_moe:
         raise ValueError(f"deployment.expert_parallel is set, but {model.name} has no experts; set it to false.")
 
 
 def _assumptions(
-    model: ModelSpec, device: DeviceConf, settings: EngineSettings, deployment: DeploymentConf, experts: int
+    model: ModelSpec, device: DeviceConf, settings: EngineSettings, deployment: DeploymentConf, domains: Domains
 ) -> Iterator[tuple[str, str, str]]:
     """Rows (what, value, source)."""
 
@@ -104,8 +124,11 @@ def _assumptions(
         yield "device memory", f"{device.memory_bytes / 2**30:.2f} GiB", source("memory_bytes")
     if model.is_moe:
         yield "expert load", "even over experts and ranks", "assumed: routing depends on the text"
-    if experts > 1:
-        yield "expert parallelism", f"experts on {experts} ranks, summed by all-reduce", "vLLM without data parallelism"
+    if domains.ep_ffn > 1 and not domains.lockstep:
+        how = f"experts on {domains.ep_ffn} ranks, summed by all-reduce"
+        yield "expert parallelism", how, "vLLM without data parallelism"
+    if deployment.data_parallel > 1:
+        yield from _parallel_assumptions(device, settings, deployment, domains)
     if deployment.tensor_parallel > 1:
         found = collective_constants(device, "all_reduce", deployment.tensor_parallel, library(settings.name))
         yield "all-reduce", "estimated" if found.estimated else "measured constants", found.source
@@ -121,6 +144,27 @@ def _assumptions(
         yield "engine", note, "engine profile"
     for note in model.notes:
         yield "model", note, model.source or "model configuration"
+
+
+def _parallel_assumptions(
+    device: DeviceConf, settings: EngineSettings, deployment: DeploymentConf, domains: Domains
+) -> Iterator[tuple[str, str, str]]:
+    rules = settings.profile.parallel
+    source = settings.profile.sources.get("parallel", "engine profile")
+    yield "data-parallel ranks", f"{deployment.data_parallel} a replica, requests by {rules.balance}", source
+    if not domains.lockstep:
+        yield "steps of data-parallel ranks", "each for itself: no experts to share", "vLLM for dense models"
+        return
+    padding = "always" if rules.pads_eager else "where it runs in a graph"
+    yield "steps of data-parallel ranks", f"all together, padded to the largest {padding}", source
+    kept = "whole ones" if domains.ep_ffn > 1 else "a slice of each"
+    way = exchange_of(deployment, rules)
+    yield "experts", f"over {domains.ranks} devices, {kept}, tokens by {way}", source
+    group = exchange_group(domains, rules)
+    for op in ("all_gather", "all_reduce" if way == "naive" else "reduce_scatter"):
+        found = collective_constants(device, op, group, library(settings.name))
+        known = "estimated" if found.estimated else "measured constants"
+        yield f"{op.replace('_', '-')} of {group}", known, found.source
 
 
 def _stage_assumptions(
@@ -161,8 +205,10 @@ def _not_modelled(
         yield "state layers' scan at its own rate: a quarter of the matrix ceiling is assumed"
         if settings.prefix_caching:
             yield "reuse of prefixes by a model with recurrent states: every prompt is computed"
-    if deployment.tensor_parallel > 1:
+    if deployment.tensor_parallel > 1 or deployment.data_parallel > 1:
         yield "overlap of collectives with compute"
+    if deployment.data_parallel > 1 and model.is_moe:
+        yield "steps without work that data-parallel ranks run before they agree that nothing is left"
     if deployment.pipeline_parallel > 1:
         yield "a pipeline stage that waits until the next one can receive, and host work between stages"
     if device.kind != "gpu":

@@ -50,15 +50,20 @@ def default_limits(
     return tokens, seqs, why
 
 
-def static_fraction(memory_mib: float, chunk: int, ranks: int, graph_top: int, latent: bool) -> float:
+def static_fraction(
+    memory_mib: float, chunk: int, ranks: int, graph_top: int, latent: bool, data_parallel: int = 1
+) -> float:
     """SGLang's default `mem_fraction_static`: what is left for weights and KV when a reserve is taken off.
 
     `(G - reserved) / G` to three decimals, reserved MiB = 512 + 1.5 max(chunk, 2048) + 128 ranks + 2 graph_top
-    + 8 per prefill graph (latent attention: 1536), and at least 10,240 on devices above 60 GiB.
+    + 8 per prefill graph (latent attention: 1536) + 3 graph_top dp with data-parallel attention (4.5 above 300), and at
+    least 10,240 on devices above 60 GiB.
     Source: server arguments of SGLang 0.5.23, read.
     """
     graphs = 1536 if latent else 8 * len(prefill_sizes(chunk))
     reserved = 512 + 1.5 * max(chunk, 2048) + 128 * ranks + 2 * graph_top + graphs
+    if data_parallel > 1:
+        reserved += (3 if graph_top <= 300 else 4.5) * graph_top * data_parallel
     if memory_mib > 60 * 1024:
         reserved = max(reserved, 10240)
     return round((memory_mib - reserved) / memory_mib, 3)

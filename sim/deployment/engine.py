@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.deployment.rules import CacheRules, LogRules, SchedulingRules, SglangRules
+from sim.deployment.rules import CacheRules, LogRules, ParallelRules, SchedulingRules, SglangRules
 
 
 @dataclass
@@ -53,11 +53,13 @@ class EngineProfile:
     - `tokens_capped_always`: the default `max_num_batched_tokens` never exceeds `max_num_seqs` x length.
       `tokens_cover_length`: without chunked prefill it is at least the longest length, not a mistake.
     - `scheduling`, `cache`, `log`, `sglang`: what this version's scheduler, block pool, log and, for SGLang, all of
-      its scheduler do differently from others.
+      its scheduler do differently from others; `parallel`: what its data-parallel ranks do.
     - `idle_sleep_s`: slept after a turn of the loop that scheduled nothing; `nonempty_batch_returns`: only a
       batch with work lets the loop schedule ahead; `api_pickup_s`: from the client to the engine's queue.
     - `host_step_s`: host time per step: the device waits for it, or, where batches are scheduled ahead, only if
       the step before is shorter.
+    - `second_runner`: which models vLLM runs in its second-generation model runner: model types, `dense` (every model
+      without experts and recurrent states) or `all`.
     - `memory`: constants of the memory sum, by name (units in the names). `sources`: where each fact was read.
     """
 
@@ -90,6 +92,8 @@ class EngineProfile:
     cache: CacheRules = field(default_factory=CacheRules)
     sglang: SglangRules = field(default_factory=SglangRules)
     log: LogRules = field(default_factory=LogRules)
+    parallel: ParallelRules = field(default_factory=ParallelRules)
+    second_runner: list[str] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 

@@ -12,23 +12,20 @@ With pipeline stages a rank has its stage's layers; the embedding is on the firs
 Between stages the activations are handed over, each rank of a tensor-parallel group sending its share.
 """
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache
-from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.deployment.formats import format_of
+from sim.deployment.domains import Domains
+from sim.deployment.exchange import ACTIVATION_BYTES, inner_slots, library, shared_slots
+from sim.deployment.formats import format_code, format_of
 from sim.deployment.plan import (
     ATTENTION_SLOTS,
-    COLLECTIVE_SLOTS,
     ELEMENTWISE_SLOTS,
     GEMM_SLOTS,
     MOE_SLOTS,
-    PROTOCOLS,
     RECURRENT_SLOTS,
     UNLIMITED,
     AttentionSlots,
@@ -40,23 +37,15 @@ from sim.deployment.plan import (
     PlanArrays,
     RecurrentSlots,
 )
-from sim.hardware.collectives import LIBRARIES, CollectiveConstants, collective_constants
+from sim.deployment.rules import ParallelRules
+from sim.deployment.slots import filled, kernel_facts
 from sim.hardware.spec import DeviceConf
-from sim.model.spec import MLA, Attention, HeadShape, Layer, Linear, Mamba, ModelSpec, MoE, Recurrent
-
-
-ACTIVATION_BYTES = 2.0
-TOKEN_ID_BYTES = 8.0
-
-
-@cache
-def _kernels() -> dict[str, Any]:
-    return tomllib.loads((files("sim.deployment") / "kernels.toml").read_text())
+from sim.model.spec import MLA, Attention, HeadShape, Layer, Linear, ModelSpec, MoE, Recurrent
 
 
 def attention_family(device: DeviceConf) -> dict[str, Any]:
     """The attention kernel of `device`: name, `tile_rows`, `packed`, `wave`, source (`kernels.toml`)."""
-    found: dict[str, Any] = _kernels()["family"][device.attention]
+    found: dict[str, Any] = kernel_facts()["family"][device.attention]
     return found
 
 
@@ -65,22 +54,20 @@ def attention_flops_per_s(device: DeviceConf) -> float:
     form = format_of("bf16", device)
     if device.attention_efficiency:
         return device.attention_efficiency * device.peak_flops_per_s[form.computed]
-    return float(_kernels()["attention_rate"]["share"]) * form.flops_per_s
+    return float(kernel_facts()["attention_rate"]["share"]) * form.flops_per_s
 
 
-def library(engine: str) -> str:
-    """Whose collectives `engine` runs: its own where they were measured, else NCCL's."""
-    return engine if engine in LIBRARIES else "nccl"
+Slots = tuple[GemmSlots, AttentionSlots, RecurrentSlots, MoeSlots, ElementwiseSlots, CollectiveSlots]
 
 
-def _fill(kind: type[Any], rows: list[dict[str, Any]], slots: int, neutral: Mapping[str, Any], what: str) -> Any:
-    """A slot group of `rows`, padded with `neutral` values and `count` 0."""
-    if len(rows) > slots:
-        raise ValueError(
-            f"the model has {len(rows)} distinct {what} on one rank, more than the {slots} that fit a plan."
-        )
-    padded = rows + [{"count": 0.0} | dict(neutral)] * (slots - len(rows))
-    return kind(**{name: np.array([row[name] for row in padded], np.float64) for name in kind.__dataclass_fields__})
+class RankArrays(NamedTuple):
+    """What one rank runs: its `own` part, on its own batch, and what the ranks of its replica run together.
+
+    `shared` is priced by the tokens of all data-parallel ranks; None where there is one.
+    """
+
+    own: PlanArrays
+    shared: PlanArrays | None
 
 
 def lower(
@@ -94,44 +81,102 @@ def lower(
     pipeline_parallel: int = 1,
     stage: int = 0,
 ) -> PlanArrays:
+    """Plan arrays of one rank of a tensor-parallel group; see `lower_rank`."""
+    domains = Domains(tensor_parallel, 1, tensor_parallel // expert_parallel, expert_parallel)
+    return lower_rank(model, device, domains, kv_bytes_per_element, host_s, engine, pipeline_parallel, stage).own
+
+
+def lower_rank(
+    model: ModelSpec,
+    device: DeviceConf,
+    domains: Domains,
+    kv_bytes_per_element: float | None = None,
+    host_s: float = 0.0,
+    engine: str = "vllm",
+    pipeline_parallel: int = 1,
+    stage: int = 0,
+    rules: ParallelRules | None = None,
+    exchange: str = "allgather_reducescatter",
+) -> RankArrays:
     """Plan arrays of one rank.
 
     **Arguments:**
 
-    - `tensor_parallel`, `expert_parallel`: ranks that share each matrix, and the experts.
+    - `domains`: ranks that share each part of a layer.
     - `kv_bytes_per_element`: of the cache; None: the model's own.
     - `host_s`: host seconds of every step that nothing hides, beyond the device's.
     - `engine`: whose all-reduce runs (vllm, sglang, trtllm; NCCL's for any other).
     - `pipeline_parallel`, `stage`: number of stages, and the one that this rank is in.
+    - `rules`, `exchange`: what data-parallel ranks do, and how tokens get to the experts of others.
 
     **Raises:** ValueError where a size does not divide the model, or the device has no rate for a format.
     """
+    rules = rules or ParallelRules()
     kv_bytes = model.kv_bytes_per_element if kv_bytes_per_element is None else kv_bytes_per_element
     held = model.stages(pipeline_parallel)[stage]
     layers = Counter(held)
     first, last = stage == 0, stage == pipeline_parallel - 1
-    products = _products(model, layers, tensor_parallel, first, last)
-    gemm = _gemm_slots(products, device)
-    attention, attention_layers = _attention_slots(layers, device, tensor_parallel, kv_bytes)
-    recurrent = _recurrent_slots(layers, device, tensor_parallel)
-    moe = _moe_slots(model, layers, device, tensor_parallel, expert_parallel)
-    kernels = _elementwise_kernels(model, layers, device, tensor_parallel, kv_bytes, first, last)
-    elementwise = _elementwise_slots(kernels)
-    collective = _collective_slots(model, layers, device, tensor_parallel, library(engine), first, last)
-
-    counts = _kernels()["launches"]
-    between = counts["attention"] * attention_layers + counts["recurrent"] * float(recurrent.count.sum())
-    launched = (
-        gemm.count.sum()
-        + elementwise.count.sum()
-        + counts["moe"] * moe.count.sum()
-        + collective.count.sum()
-        + between
-        + counts["sampler"] * last
+    tensor = domains.tp_attn
+    kernels = _mixer_kernels(model, layers, device, tensor, kv_bytes, first, last)
+    if not domains.gathers_dense:
+        kernels.update(_dense_kernels(model, layers, device, domains.shards.dense))
+    attention, attention_layers = _attention_slots(layers, device, tensor, kv_bytes)
+    recurrent = _recurrent_slots(layers, device, tensor)
+    own = (
+        _gemm_slots(_products(model, layers, domains, True, not domains.gathers_dense, first, last), device),
+        attention,
+        recurrent,
+        _moe_slots(model, {} if domains.lockstep else layers, device, domains),
+        _elementwise_slots(kernels),
+        inner_slots(model, layers, device, domains, rules, library(engine), first, last),
     )
-    pieces = len(held) + 1
+    together = _together(model, layers, device, domains, rules, exchange, engine) if domains.lockstep else None
+    counts = kernel_facts()["launches"]
+    between = counts["attention"] * attention_layers + counts["recurrent"] * float(recurrent.count.sum())
+    launched = sum(_launched(slots) for slots in (own, together) if slots) + between + counts["sampler"] * last
     graph_s, kernel_s = device.graph_launch_s, device.kernel_launch_s
-    parts = 1 if device.kind == "gpu" else -(-_kernels()["units"]["least"] // device.compute_units)
+    submit_s = [launched * kernel_s, (len(held) + 1) * graph_s + between * kernel_s, graph_s]
+    arrays = PlanArrays(*own, _device_arrays(model, device, submit_s, [kernel_s, graph_s, graph_s], host_s, last))
+    if together is None:
+        return RankArrays(arrays, None)
+    nothing = [0.0, 0.0, 0.0]  # the rank's own part has launches, host and sampler
+    rest = _device_arrays(model, device, nothing, nothing, -device.host_step_s, False)
+    return RankArrays(arrays, PlanArrays(*together, rest))
+
+
+def _together(
+    model: ModelSpec,
+    layers: Mapping[Layer, int],
+    device: DeviceConf,
+    domains: Domains,
+    rules: ParallelRules,
+    exchange: str,
+    engine: str,
+) -> Slots:
+    """The slots of what data-parallel ranks run together: experts, perhaps dense parts, and the exchange of tokens."""
+    dense = domains.gathers_dense
+    return (
+        _gemm_slots(_products(model, layers, domains, False, dense, False, False), device),
+        _attention_slots({}, device, domains.tp_attn, 1.0)[0],
+        _recurrent_slots({}, device, domains.tp_attn),
+        _moe_slots(model, layers, device, domains),
+        _elementwise_slots(_dense_kernels(model, layers, device, domains.shards.dense) if dense else {}),
+        shared_slots(model, layers, device, domains, rules, exchange, library(engine)),
+    )
+
+
+def _launched(slots: Slots) -> float:
+    """Kernels that the host launches for a step, but for those of attention and state layers, and the sampler."""
+    gemm, _, _, moe, elementwise, collective = (float(np.sum(group.count)) for group in slots)
+    return gemm + elementwise + float(kernel_facts()["launches"]["moe"]) * moe + collective
+
+
+def _device_arrays(
+    model: ModelSpec, device: DeviceConf, submit_s: list[float], gap_s: list[float], host_s: float, last: bool
+) -> DeviceArrays:
+    """Rates of the device; `last`: with a sampler."""
+    counts = kernel_facts()["launches"]
+    parts = 1 if device.kind == "gpu" else -(-kernel_facts()["units"]["least"] // device.compute_units)
     rates: dict[str, float | list[float]] = {
         "memory_bytes_per_s": device.memory_bytes_per_s * device.memory_efficiency,
         "cache_bytes": device.cache_bytes,
@@ -142,27 +187,33 @@ def lower(
         "sampler_kernels": counts["sampler"] * last,
         "sampler_bytes_per_row": counts["sampler_bytes_per_logit"] * model.padded_vocab * last,
         "sampler_passes": counts["sampler_passes"],
-        "launch_s": [launched * kernel_s, pieces * graph_s + between * kernel_s, graph_s],
-        "gap_s": [kernel_s, graph_s, graph_s],
+        "launch_s": submit_s,
+        "gap_s": gap_s,
         "host_s": device.host_step_s + host_s,
     }
     arrays: dict[str, Any] = {name: np.asarray(value, np.float64) for name, value in rates.items()}
-    slots = (gemm, attention, recurrent, moe, elementwise, collective)
-    return PlanArrays(*slots, DeviceArrays(**arrays))
+    return DeviceArrays(**arrays)
 
 
 def _products(
-    model: ModelSpec, layers: Mapping[Layer, int], tensor_parallel: int, first: bool, last: bool
+    model: ModelSpec, layers: Mapping[Layer, int], domains: Domains, mixers: bool, dense: bool, first: bool, last: bool
 ) -> Counter[Linear]:
-    """Every matrix product of one rank with how often a step runs it."""
+    """Matrix products of one rank with how often a step runs each, without routed experts.
+
+    `mixers`, `dense`: those of attention and state layers, and of feed-forward parts; `first`, `last`: those at the
+    ends of the model.
+    """
+    shards = domains.shards
     products: Counter[Linear] = Counter()
     for layer, count in layers.items():
-        for matrix in layer.linears(model.hidden, tensor_parallel):
+        matrices = layer.mixers(model.hidden, shards.mixer) if mixers else ()
+        matrices += layer.ffn.linears(model.hidden, shards.dense) if dense else ()
+        for matrix in matrices:
             products[matrix] += count
     for matrix, here in zip(model.ends(), (first, last), strict=False):
         products[matrix] += here
     if last:
-        products[model.lm_head(tensor_parallel)] += 1
+        products[model.lm_head(shards.mixer)] += 1
     return +products
 
 
@@ -171,11 +222,13 @@ def _gemm_slots(products: Mapping[Linear, int], device: DeviceConf) -> GemmSlots
     for matrix, count in products.items():
         form = format_of(matrix.dtype, device)
         key = (matrix.n, matrix.k, matrix.bytes_per_param, form.input_bytes, form.flops_per_s)
-        groups[(*key, float(matrix.rows == "emitting"))] += count
-    names = ("n", "k", "weight_bytes_per_param", "input_bytes", "flops_per_s", "emitting")
+        code = format_code(matrix.dtype, matrix.bytes_per_param)
+        groups[(*key, float(matrix.rows == "emitting"), float(code))] += count
+    names = ("n", "k", "weight_bytes_per_param", "input_bytes", "flops_per_s", "emitting", "format")
     rows = [dict(zip(names, key, strict=True)) | {"count": count} for key, count in groups.items()]
     neutral = {"n": 1, "k": 1, "weight_bytes_per_param": 2, "input_bytes": 2, "flops_per_s": 1e12, "emitting": 0}
-    return _fill(GemmSlots, rows, GEMM_SLOTS, neutral, "weight shapes")
+    neutral["format"] = 0
+    return filled(GemmSlots, rows, GEMM_SLOTS, neutral, "weight shapes")
 
 
 def _attention_slots(
@@ -218,7 +271,7 @@ def _attention_slots(
         )
     neutral = dict.fromkeys(AttentionSlots.__dataclass_fields__, 1.0)
     neutral |= {"count": 0.0, "window": UNLIMITED, "chunked": 0.0, "context_flops": 0.0, "flops_per_s": rate}
-    return _fill(AttentionSlots, rows, ATTENTION_SLOTS, neutral, "kinds of attention"), total
+    return filled(AttentionSlots, rows, ATTENTION_SLOTS, neutral, "kinds of attention"), total
 
 
 def _recurrent_slots(layers: Mapping[Layer, int], device: DeviceConf, tensor_parallel: int) -> RecurrentSlots:
@@ -233,15 +286,13 @@ def _recurrent_slots(layers: Mapping[Layer, int], device: DeviceConf, tensor_par
         for (state, flops), count in groups.items()
     ]
     neutral = {"state_bytes": 0, "flops_per_token": 0, "flops_per_s": rate}
-    return _fill(RecurrentSlots, rows, RECURRENT_SLOTS, neutral, "kinds of state layers")
+    return filled(RecurrentSlots, rows, RECURRENT_SLOTS, neutral, "kinds of state layers")
 
 
-def _moe_slots(
-    model: ModelSpec, layers: Mapping[Layer, int], device: DeviceConf, tensor_parallel: int, expert_parallel: int
-) -> MoeSlots:
+def _moe_slots(model: ModelSpec, layers: Mapping[Layer, int], device: DeviceConf, domains: Domains) -> MoeSlots:
     groups: Counter[Any] = Counter()
     for layer, count in layers.items():
-        routed = layer.ffn.routed(model.hidden, tensor_parallel, expert_parallel)
+        routed = layer.ffn.routed(model.hidden, domains.ranks, domains.ep_ffn)
         if routed is not None:
             groups[routed] += count
     rows = []
@@ -253,14 +304,15 @@ def _moe_slots(
                 "count": count,
                 "weight_bytes_per_param": routed.bytes_per_param,
                 "flops_per_s": format_of(routed.dtype, device).flops_per_s,
+                "format": format_code(routed.dtype, routed.bytes_per_param),
             }
         )
     neutral = dict.fromkeys(MoeSlots.__dataclass_fields__, 1.0)
-    neutral |= {"count": 0.0, "flops_per_s": 1e12}
-    return _fill(MoeSlots, rows, MOE_SLOTS, neutral, "kinds of expert layers")
+    neutral |= {"count": 0.0, "flops_per_s": 1e12, "format": 0.0}
+    return filled(MoeSlots, rows, MOE_SLOTS, neutral, "kinds of expert layers")
 
 
-def _elementwise_kernels(
+def _mixer_kernels(
     model: ModelSpec,
     layers: Mapping[Layer, int],
     device: DeviceConf,
@@ -269,7 +321,7 @@ def _elementwise_kernels(
     first: bool,
     last: bool,
 ) -> Counter[float]:
-    """Kernels per step by the bytes each moves per token."""
+    """Elementwise kernels per step outside feed-forward parts, by the bytes each moves per token."""
     hidden = model.hidden * ACTIVATION_BYTES
     kernels: Counter[float] = Counter()
     if first:
@@ -288,17 +340,31 @@ def _elementwise_kernels(
         if isinstance(layer.mixer, Recurrent):
             channels = layer.mixer.conv_channels(tensor_parallel)
             kernels[3.0 * channels * ACTIVATION_BYTES] += count  # gate and norm after the scan
-        matrices = layer.linears(model.hidden, tensor_parallel)
+        _add_quantisations(kernels, layer.mixers(model.hidden, tensor_parallel), count, device)
+        if isinstance(layer.ffn, MoE):
+            kernels[3.0 * hidden] += count  # routed and shared outputs added
+    return kernels
+
+
+def _dense_kernels(model: ModelSpec, layers: Mapping[Layer, int], device: DeviceConf, ranks: int) -> Counter[float]:
+    """Those of dense feed-forward parts and shared experts."""
+    kernels: Counter[float] = Counter()
+    for layer, count in layers.items():
+        matrices = layer.ffn.linears(model.hidden, ranks)
         for matrix in matrices:
             if matrix.name in ("down", "shared_down"):  # activation: gate and up in, one out
                 gated = layer.ffn.gated
                 kernels[(3.0 if gated else 2.0) * matrix.k * ACTIVATION_BYTES] += count
-            form = format_of(matrix.dtype, device)
-            if form.quantises_input:
-                kernels[(ACTIVATION_BYTES + form.input_bytes) * matrix.k] += count
-        if isinstance(layer.ffn, MoE):
-            kernels[3.0 * hidden] += count  # routed and shared outputs added
+        _add_quantisations(kernels, matrices, count, device)
     return kernels
+
+
+def _add_quantisations(kernels: Counter[float], matrices: tuple[Linear, ...], count: int, device: DeviceConf) -> None:
+    """Count the kernels that quantise the inputs of `matrices`."""
+    for matrix in matrices:
+        form = format_of(matrix.dtype, device)
+        if form.quantises_input:
+            kernels[(ACTIVATION_BYTES + form.input_bytes) * matrix.k] += count
 
 
 def _elementwise_slots(kernels: Mapping[float, float]) -> ElementwiseSlots:
@@ -310,69 +376,4 @@ def _elementwise_slots(kernels: Mapping[float, float]) -> ElementwiseSlots:
         (a, count_a), (b, count_b) = groups[at : at + 2]
         groups[at : at + 2] = [((a * count_a + b * count_b) / (count_a + count_b), count_a + count_b)]
     rows = [{"count": count, "bytes_per_token": size} for size, count in groups]
-    return _fill(ElementwiseSlots, rows, ELEMENTWISE_SLOTS, {"bytes_per_token": 0.0}, "elementwise kernels")
-
-
-def _collective_slots(
-    model: ModelSpec,
-    layers: Mapping[Layer, int],
-    device: DeviceConf,
-    tensor_parallel: int,
-    library: str,
-    first: bool,
-    last: bool,
-) -> CollectiveSlots:
-    """All-reduces of the hidden state, and the gather of the logits; none on a single rank."""
-    rows: list[dict[str, Any]] = []
-    if tensor_parallel > 1:
-        hidden = model.hidden * ACTIVATION_BYTES
-        sums: Counter[float] = Counter({hidden: int(first)})
-        for layer, count in layers.items():
-            sums[hidden] += count * (1 + any(x.name in ("down", "router") for x in layer.linears(model.hidden, 1)))
-            if isinstance(layer.mixer, Mamba):  # B, C and dt are partial sums
-                sums[(layer.mixer.dt_rank + 2 * layer.mixer.state) * ACTIVATION_BYTES] += count
-        constants = collective_constants(device, "all_reduce", tensor_parallel, library)
-        rows += [_collective(constants, count, size, 0.0) for size, count in sums.items()]
-        if last:
-            gather = collective_constants(device, "all_gather", tensor_parallel, library)
-            rows.append(_collective(gather, 1.0, model.padded_vocab * ACTIVATION_BYTES, 1.0))
-    return _filled(rows)
-
-
-def hand_over(model: ModelSpec, device: DeviceConf, tensor_parallel: int = 1) -> CollectiveSlots:
-    """From one pipeline stage to the next: hidden states and residual of every token.
-
-    Each rank sends its `1 / tensor_parallel` of them to its neighbour of the next stage, where they are gathered.
-    """
-    tensors = float(_kernels()["hand_over"]["tensors"])
-    size = model.hidden * ACTIVATION_BYTES
-    sent = collective_constants(device, "send_recv", tensor_parallel + 1)
-    rows = [_collective(sent, tensors, size / tensor_parallel, 0.0)]
-    if tensor_parallel > 1:
-        rows.append(_collective(collective_constants(device, "all_gather", tensor_parallel), tensors, size, 0.0))
-    return _filled(rows)
-
-
-def tokens_back(device: DeviceConf, ranks: int) -> CollectiveSlots:
-    """From the last of `ranks` ranks to the first: one sampled token id."""
-    return _filled([_collective(collective_constants(device, "send_recv", ranks), 1.0, TOKEN_ID_BYTES, 0.0)])
-
-
-def _filled(rows: list[dict[str, Any]]) -> CollectiveSlots:
-    nothing = np.zeros(PROTOCOLS)
-    neutral = {"bytes_per_token": 0, "factor": 0, "emitting": 0, "a_s": nothing, "bytes_per_s": nothing}
-    found: CollectiveSlots = _fill(CollectiveSlots, rows, COLLECTIVE_SLOTS, neutral, "collectives")
-    return found
-
-
-def _collective(
-    constants: CollectiveConstants, count: float, bytes_per_token: float, emitting: float
-) -> dict[str, Any]:
-    return {
-        "count": count,
-        "bytes_per_token": bytes_per_token,
-        "factor": constants.factor,
-        "a_s": constants.a_s,
-        "bytes_per_s": constants.bytes_per_s,
-        "emitting": emitting,
-    }
+    return filled(ElementwiseSlots, rows, ELEMENTWISE_SLOTS, {"bytes_per_token": 0.0}, "elementwise kernels")

@@ -3,7 +3,7 @@
 A switch that is a defect of the real engine says so: it is on where that version is replayed, and off by default.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -144,3 +144,32 @@ class SglangRules:
     split_prompt: bool = True
     refresh_passes: int = 32
     skip_ending_rows: bool = True
+
+
+@dataclass
+class ParallelRules:
+    """What data-parallel ranks of one server do.
+
+    - `balance`: who gets a request: `queues`, the rank with the least 4 x waiting + running as its front end knows
+      them; `least_outstanding`; `round_robin`.
+    - `stats_interval_s`: ranks report their queues after every turn of their loop, and the front end learns of
+      them at most this often; in between it counts what it has sent as waiting.
+    - `pads_eager`: ranks are padded to the largest of them in every step; otherwise only where it runs in a graph.
+    - `all_to_all`: how tokens get to the experts of other ranks (`sim.deployment.exchange`).
+    - `slices_sequence`: between attention and experts the tokens of a rank are divided over its tensor-parallel
+      devices, where experts are whole.
+    - `quantised_dispatch`: stored formats (`sim.deployment.formats.FORMATS`) of experts whose tokens are quantised
+      before they are sent.
+    - `gathers_dense`: dense feed-forward parts and shared experts are divided over all ranks, like the experts;
+      otherwise each rank has its own.
+    - `limits_divided`: the limits of a batch (`max_num_seqs`, `max_num_batched_tokens`) are those of all ranks.
+    """
+
+    balance: str = "queues"
+    stats_interval_s: float = 0.1
+    pads_eager: bool = False
+    all_to_all: str = "allgather_reducescatter"
+    slices_sequence: bool = True
+    quantised_dispatch: list[str] = field(default_factory=list)
+    gathers_dense: bool = False
+    limits_divided: bool = False

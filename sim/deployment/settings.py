@@ -20,9 +20,10 @@ from sim.deployment.check import (
 )
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.defaults import default_limits, limit_tier, static_fraction
+from sim.deployment.domains import Domains, check_domains, domains_of
 from sim.deployment.engine import EngineConf, EngineProfile, EngineSettings, LimitTier
 from sim.deployment.graphs import capture_sizes, prefill_sizes
-from sim.deployment.rules import CacheRules, SchedulingRules, SglangRules
+from sim.deployment.rules import CacheRules, ParallelRules, SchedulingRules, SglangRules
 from sim.hardware.spec import DeviceConf
 from sim.model.attention import MLA
 from sim.model.quantisation import KV_DTYPE_NAMES
@@ -79,6 +80,7 @@ def _read(stem: str) -> EngineConf:
     profile["scheduling"] = SchedulingRules(**profile.get("scheduling", {}))
     profile["cache"] = CacheRules(**profile.get("cache", {}))
     profile["sglang"] = SglangRules(**profile.get("sglang", {}))
+    profile["parallel"] = ParallelRules(**profile.get("parallel", {}))
     return EngineConf(**fields, profile=EngineProfile(**profile))
 
 
@@ -114,15 +116,16 @@ def resolve_engine(
     check_deployment(deployment, device)
     check_conf(conf)
     tensor, pipeline = deployment.tensor_parallel, deployment.pipeline_parallel
-    model.check(tensor, pipeline, tensor if deployment.expert_parallel else 1)
     profile = _profile(conf)
+    domains = domains_of(model, deployment, profile)
+    check_domains(model, domains, pipeline)
     exact = version_key(profile.version) == version_key(conf.version)
     label = f"{conf.name} {profile.version}"
     notes = []
-    if deployment.expert_parallel and deployment.tensor_parallel == 1:
+    if deployment.expert_parallel and domains.ranks == 1:
         notes.append(
-            "deployment.expert_parallel spreads experts over tensor-parallel ranks: with one rank it changes nothing, "
-            "every replica holds all experts"
+            "deployment.expert_parallel spreads experts over tensor- and data-parallel ranks: with one rank it changes "
+            "nothing, every replica holds all experts"
         )
     if not exact:
         older = version_key(conf.version) < version_key(profile.version)
@@ -153,17 +156,22 @@ def resolve_engine(
     choose("max_num_batched_tokens", conf.max_num_batched_tokens, tokens, why)
     choose("max_num_seqs", conf.max_num_seqs, seqs, why)
     check_limits(conf, profile, tokens, seqs, length, chunked)
-    top = _graph_top(profile, device, deployment)
+    top = _graph_top(profile, device, domains.ranks)
     latent = any(layer.mixer.cache(1, 2.0).kind == "mla" for layer in model.layers)
     fraction = profile.default_gpu_memory_utilization or static_fraction(
         device.memory_bytes / MIB,
         tokens,
-        tensor * pipeline,
+        domains.ranks * pipeline,
         min(top, seqs),
         latent,
+        domains.dp_attn,
     )
     utilization = choose("gpu_memory_utilization", conf.gpu_memory_utilization, fraction)
     check_utilization(conf, utilization, device)
+    if domains.lockstep and profile.parallel.limits_divided:
+        tokens, seqs = max(1, tokens // domains.dp_attn), max(1, seqs // domains.dp_attn)
+        for key in ("max_num_batched_tokens", "max_num_seqs"):
+            origin[key] += f", divided by {domains.dp_attn} data-parallel ranks"
     check_async(conf, profile, pipeline)
     alone = pipeline == 1 or profile.async_with_stages
     why = "default" if alone or not profile.async_by_default else "default with pipeline stages"
@@ -208,9 +216,17 @@ def resolve_engine(
         hybrid_kv_cache=conf.hybrid_kv_cache,
         scheduling_policy=conf.scheduling_policy,
         long_prefill_token_threshold=conf.long_prefill_token_threshold,
-        scheduler_options=dict(conf.scheduler_options),
+        scheduler_options=_scheduler_options(conf, domains),
         notes=tuple(notes),
     )
+
+
+def _scheduler_options(conf: EngineConf, domains: Domains) -> dict[str, Any]:
+    """The scheduler's options; SGLang reserves less for outputs where attention is data-parallel."""
+    options = dict(conf.scheduler_options)
+    if domains.lockstep and conf.scheduler == "sglang":
+        options["schedule_conservativeness"] = 0.3 * options.get("schedule_conservativeness", 1.0)
+    return options
 
 
 def _profile(conf: EngineConf) -> EngineProfile:
@@ -280,7 +296,8 @@ def _kv_bytes(dtype: str, model: ModelSpec) -> float:
             f"kv_cache_dtype must be auto or one of {', '.join(KV_DTYPE_NAMES)}, got {dtype!r}: "
             "change engine.kv_cache_dtype"
         )
-    return DTYPE_BYTES[KV_DTYPE_NAMES[dtype]]
+    # NVFP4 keeps a byte of scale beside 16 values
+    return DTYPE_BYTES[KV_DTYPE_NAMES[dtype]] + (1 / 16 if dtype == "nvfp4" else 0.0)
 
 
 def _block_size(conf: EngineConf, model: ModelSpec, tensor_parallel: int, kv_bytes: float) -> tuple[int, str]:
@@ -308,11 +325,11 @@ def _depth(profile: EngineProfile, asynchronous: bool, pipeline: int) -> int:
     return pipeline + 1 if profile.async_adds_depth else max(pipeline, 2)
 
 
-def _graph_top(profile: EngineProfile, device: DeviceConf, deployment: DeploymentConf) -> int:
-    """Ceiling of the captured sizes on this device."""
+def _graph_top(profile: EngineProfile, device: DeviceConf, ranks: int) -> int:
+    """Ceiling of the captured sizes on this device, in a group of so many ranks."""
     tier = limit_tier(profile, device.memory_bytes / GIB, device.name)
     if tier is not None and tier.graph_top:
-        return tier.graph_top_tp4 if deployment.tensor_parallel >= 4 and tier.graph_top_tp4 else tier.graph_top
+        return tier.graph_top_tp4 if ranks >= 4 and tier.graph_top_tp4 else tier.graph_top
     return profile.graph_top_blackwell if any(part in device.name for part in BLACKWELL) else profile.graph_top
 
 

@@ -1,13 +1,20 @@
 """Which replica gets a request. A router is a function `(request index, replicas) -> position`."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from sim.event.replica import Replica
+
+class Target(Protocol):
+    """What a router sees of a replica."""
+
+    @property
+    def outstanding(self) -> int:
+        """Requests sent to it and not ended."""
 
 
-Router = Callable[[int, Sequence[Replica]], int]
+Router = Callable[[int, Sequence[Target]], int]
 
 
 def round_robin(seed: int) -> Router:
@@ -15,7 +22,7 @@ def round_robin(seed: int) -> Router:
     del seed
     state = [-1]
 
-    def pick(index: int, replicas: Sequence[Replica]) -> int:
+    def pick(index: int, replicas: Sequence[Target]) -> int:
         del index
         state[0] = (state[0] + 1) % len(replicas)
         return state[0]
@@ -27,7 +34,7 @@ def least_outstanding(seed: int) -> Router:
     """The replica with the fewest requests sent and not ended; the first of equals."""
     del seed
 
-    def pick(index: int, replicas: Sequence[Replica]) -> int:
+    def pick(index: int, replicas: Sequence[Target]) -> int:
         del index
         return min(range(len(replicas)), key=lambda i: replicas[i].outstanding)
 
@@ -37,7 +44,7 @@ def least_outstanding(seed: int) -> Router:
 def uniform_random(seed: int) -> Router:
     """Independent draws that depend only on the seed and the request's number."""
 
-    def pick(index: int, replicas: Sequence[Replica]) -> int:
+    def pick(index: int, replicas: Sequence[Target]) -> int:
         draw = np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0]
         return int(draw) % len(replicas)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sim.cost.lockstep import LockstepPrices
 from sim.cost.stages import StagePrices
 from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
@@ -16,6 +17,7 @@ from sim.event.cluster import run_cluster
 from sim.event.content import request_content
 from sim.event.log import StepLog
 from sim.event.pricer import Pricer
+from sim.event.ranks import free_ranks, lockstep_ranks
 from sim.event.replica import Replica
 from sim.event.router import make_router
 from sim.event.servable import Entrance
@@ -48,11 +50,12 @@ class ExactRun:
 def run_exact(
     workload: Workload,
     settings: EngineSettings,
-    prices: PriceTable | StagePrices,
+    prices: PriceTable | StagePrices | LockstepPrices,
     *,
     num_gpu_blocks: int,
     groups: tuple[GroupShape, ...] | None = None,
     replicas: int = 1,
+    data_parallel: int = 1,
     scheduler: str = "vllm",
     router: str = "round_robin",
     seed: int = 0,
@@ -60,8 +63,10 @@ def run_exact(
 ) -> ExactRun:
     """Simulate `workload` on `replicas` equal engines of `num_gpu_blocks` KV blocks each (one is the null block).
 
-    `prices` of one stage, or of each of several. `groups` share the blocks; None: one of full attention. Prefixes
-    are reused if the settings say so and the workload has content. Bit for bit the same for the same arguments.
+    `prices` of one stage, of each of several, or of data-parallel ranks in lockstep. `data_parallel`: ranks of each
+    replica, every one an engine with blocks of its own; the tables number them through, replica by replica. `groups`
+    share the blocks; None: one of full attention. Prefixes are reused if the settings say so and the workload has
+    content. Bit for bit the same for the same arguments.
 
     **Raises:** `Stuck` (a `ValueError`) for a run that would never end.
     """
@@ -71,10 +76,18 @@ def run_exact(
     cache = CacheShape(num_gpu_blocks - 1, content is not None, groups)
     client = Client(workload, to_ns(settings.profile.api_pickup_s))
     log = StepLog()
-    schedulers = [make_scheduler(scheduler, settings, cache) for _ in range(replicas)]
-    engines, stage_log = _replicas(schedulers, settings, prices, client, log)
+    schedulers = [make_scheduler(scheduler, settings, cache) for _ in range(replicas * data_parallel)]
+    route = make_router(router, seed)
+    stage_log = None
+    engines: list[Replica]
+    if isinstance(prices, LockstepPrices):
+        engines, route = lockstep_ranks(schedulers, settings, prices, client, log, data_parallel, route)
+    else:
+        engines, stage_log = _replicas(schedulers, settings, prices, client, log)
+        if data_parallel > 1:
+            route = free_ranks(engines, settings, data_parallel, route)
     entrance = Entrance(lambda: make_scheduler(scheduler, settings, replace(cache, named=False)), settings, cache)
-    events = run_cluster(client, engines, make_router(router, seed), entrance, content, on_progress)
+    events = run_cluster(client, engines, route, entrance, content, on_progress)
     requests, steps = client.table(), log.table()
     stages = None if stage_log is None else stage_log.table()
     checks = check_conservation(
@@ -147,8 +160,10 @@ def inter_token_latencies(
     counts = np.fromiter(told.values(), np.int64, len(told))
     if steps is None:
         return values, counts
-    same = np.flatnonzero(steps.replica[1:] == steps.replica[:-1]) + 1
+    executed = steps.prefill_tokens + steps.decodes > 0  # dummy batches of ranks in lockstep deliver nothing
+    replica, decodes = steps.replica[executed], steps.decodes[executed]
+    same = np.flatnonzero(replica[1:] == replica[:-1]) + 1
     gaps = delivered_ns[same] - delivered_ns[same - 1]
-    decodes = steps.decodes[same]
+    decodes = decodes[same]
     used = decodes > 0
     return np.concatenate([gaps[used], values]), np.concatenate([decodes[used], counts])

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from sim.deployment.conf import DeploymentConf
+from sim.deployment.domains import check_domains, domains_of
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
 from sim.memory.advice import advice, most_utilization
@@ -84,7 +85,7 @@ def cache_layout(model: ModelSpec, engine: EngineSettings, tensor_parallel: int,
 
 def _budget(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> MemoryBudget:
     tp, pp = deployment.tensor_parallel, deployment.pipeline_parallel
-    model.check(tp, pp, tp if deployment.expert_parallel else 1)
+    check_domains(model, domains_of(model, deployment, engine.profile), pp)
     rule = engine.profile.memory_rule
     if rule not in _TERMS:
         raise ValueError(

@@ -1,11 +1,13 @@
 """SGLang's rule: a fraction of what was free before loading, for weights and KV together; activations outside."""
 
 from sim.deployment.conf import DeploymentConf
+from sim.deployment.domains import domains_of
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
 from sim.memory.terms import Term, term, value_of
 from sim.memory.vllm import non_torch_bytes
 from sim.model.spec import ModelSpec
+from sim.model.weights import weight_bytes
 from sim.units import GIB
 
 
@@ -16,11 +18,12 @@ def sglang_terms(
 
     Pool = free after loading - free before loading x (1 - fraction).
     """
-    tp, pp = deployment.tensor_parallel, deployment.pipeline_parallel
-    ep = tp if deployment.expert_parallel else 1
+    pp = deployment.pipeline_parallel
+    domains = domains_of(model, deployment, engine.profile)
     before = engine.profile.memory["context_bytes"] + (
-        non_torch_bytes(model, device, engine, deployment) if tp > 1 else 0.0
+        non_torch_bytes(model, device, engine, deployment) if domains.ranks > 1 else 0.0
     )
+    weights = weight_bytes(model, domains.shards, pp)[stage]
     fraction, sources = engine.gpu_memory_utilization, engine.profile.sources
     label = "reported" if not device.memory_bytes_estimated else "estimated"
     return (
@@ -38,7 +41,7 @@ def sglang_terms(
             sources.get("memory.context", "engine profile"),
             engine.profile.memory["non_torch_spread"],
         ),
-        term("weights", model.weight_bytes(tp, pp, ep)[stage], f"rank of {tp}", "model file, tensor by tensor", 0.002),
+        term("weights", weights, f"rank of {domains.ranks}", "model file, tensor by tensor", 0.002),
     )
 
 

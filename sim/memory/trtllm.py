@@ -1,11 +1,13 @@
 """TensorRT-LLM's rule: a fraction of what is free after weights, activations and workspaces are loaded."""
 
 from sim.deployment.conf import DeploymentConf
+from sim.deployment.domains import domains_of
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
 from sim.memory.terms import Term, term, value_of
 from sim.memory.vllm import non_torch_bytes
 from sim.model.spec import ModelSpec
+from sim.model.weights import weight_bytes
 from sim.units import GIB
 
 
@@ -13,11 +15,12 @@ def trtllm_terms(
     model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf, stage: int
 ) -> tuple[Term, ...]:
     """Rows of one rank: `fraction x (memory - weights - runtime)`; `kept_free` is the rest of what is free."""
-    tp, pp = deployment.tensor_parallel, deployment.pipeline_parallel
-    ep = tp if deployment.expert_parallel else 1
+    pp = deployment.pipeline_parallel
+    domains = domains_of(model, deployment, engine.profile)
+    ranks = domains.ranks
     constants, sources = engine.profile.memory, engine.profile.sources
-    weights = model.weight_bytes(tp, pp, ep)[stage]
-    runtime = constants["runtime_bytes"] + (non_torch_bytes(model, device, engine, deployment) if tp > 1 else 0.0)
+    weights = weight_bytes(model, domains.shards, pp)[stage]
+    runtime = constants["runtime_bytes"] + (non_torch_bytes(model, device, engine, deployment) if ranks > 1 else 0.0)
     free = device.memory_bytes - weights - runtime
     fraction = engine.gpu_memory_utilization
     label = "reported" if not device.memory_bytes_estimated else "estimated"
@@ -29,7 +32,7 @@ def trtllm_terms(
             device.sources.get("memory_bytes", "device file"),
             0.01 if device.memory_bytes_estimated else 0.0,
         ),
-        term("weights", weights, f"rank of {tp}", "model file, tensor by tensor", 0.002),
+        term("weights", weights, f"rank of {ranks}", "model file, tensor by tensor", 0.002),
         term(
             "runtime",
             runtime,

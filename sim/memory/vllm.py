@@ -3,13 +3,16 @@
 import math
 
 from sim.deployment.conf import DeploymentConf
+from sim.deployment.domains import Domains, domains_of
 from sim.deployment.engine import EngineSettings
 from sim.hardware.node import Node
 from sim.hardware.spec import DeviceConf
 from sim.memory.activation import peak_activation
+from sim.memory.runner import graphs_counted, memory_constants
 from sim.memory.terms import Term, term
 from sim.model.attention import MLA
 from sim.model.spec import Layer, ModelSpec
+from sim.model.weights import weight_bytes
 from sim.units import GIB
 
 
@@ -17,11 +20,11 @@ def vllm_terms(
     model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf, stage: int
 ) -> tuple[Term, ...]:
     """Rows of one stage's rank: requested, weights, peak activation, non-torch, graphs (counted by some versions)."""
-    tp, pp = deployment.tensor_parallel, deployment.pipeline_parallel
-    ep = tp if deployment.expert_parallel else 1
-    profile, constants = engine.profile, engine.profile.memory
+    pp = deployment.pipeline_parallel
+    domains = domains_of(model, deployment, engine.profile)
+    profile, constants = engine.profile, memory_constants(model, engine)
     layers = model.stages(pp)[stage]
-    weights = model.weight_bytes(tp, pp, ep)[stage]
+    weights = weight_bytes(model, domains.shards, pp)[stage]
     peak = peak_activation(model, engine, deployment, stage)
     known = f"{engine.name} {profile.version} profile"
     label = "reported" if not device.memory_bytes_estimated else "estimated"
@@ -35,7 +38,7 @@ def vllm_terms(
             device.sources.get("memory_bytes", "device file"),
             0.01 if device.memory_bytes_estimated else 0.0,
         ),
-        term("weights", weights, _weights_formula(tp, pp, ep, stage), "model file, tensor by tensor", 0.002),
+        term("weights", weights, weights_formula(domains, pp, stage), "model file, tensor by tensor", 0.002),
         term(
             "peak_activation",
             peak.total_bytes,
@@ -50,21 +53,25 @@ def vllm_terms(
             f"{len(engine.graph_sizes)} sizes over {len(layers)} layers, {engine.graph_mode}",
             profile.sources.get("memory.graph", known),
             constants["graph_spread"],
-            counted=profile.graph_memory_in_budget,
+            counted=graphs_counted(model, engine),
         ),
     )
 
 
-def _weights_formula(tp: int, pp: int, ep: int, stage: int) -> str:
-    parts = [f"one rank of {tp}"] if tp > 1 else ["all"]
+def weights_formula(domains: Domains, pp: int, stage: int) -> str:
+    """Which part of the weights a rank holds, in words."""
+    parts = [f"one rank of {domains.tp_attn}"] if domains.tp_attn > 1 else ["all"]
     parts += [f"stage {stage + 1} of {pp}"] if pp > 1 else []
-    parts += [f"whole experts over {ep} ranks"] if ep > 1 else []
+    if domains.ep_ffn > 1:
+        parts += [f"whole experts over {domains.ep_ffn} ranks"]
+    elif domains.lockstep:
+        parts += [f"a slice of each expert over {domains.ranks} ranks"]
     return ", ".join(parts) + ", with rotary tables, as the allocator counts them"
 
 
 def non_torch_bytes(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> float:
     """What libraries allocate outside the framework: alone, and in a group by its size, its link and the layers."""
-    constants, tp = engine.profile.memory, deployment.tensor_parallel
+    constants, tp = memory_constants(model, engine), domains_of(model, deployment, engine.profile).ranks
     alone = constants.get("non_torch_bytes", 0.0)
     if tp == 1:
         return constants.get("non_torch_pipeline_bytes", alone) if deployment.pipeline_parallel > 1 else alone
@@ -76,7 +83,7 @@ def non_torch_bytes(model: ModelSpec, device: DeviceConf, engine: EngineSettings
 
 def non_torch_term(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> Term:
     """The row of `non_torch_bytes`."""
-    tp = deployment.tensor_parallel
+    tp = domains_of(model, deployment, engine.profile).ranks
     words = "libraries and kernels" if tp == 1 else f"libraries, kernels and the buffers of a group of {tp}"
     sources = engine.profile.sources
     source = sources.get("memory.non_torch_group" if tp > 1 else "memory.non_torch_bytes")

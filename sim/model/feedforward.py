@@ -43,8 +43,8 @@ class MoE:
 
     The router is on every rank. `router_bias` is one number per expert (a bias or a balance correction);
     `shared_gate` a hidden-to-1 gate on the shared expert. `latent`: experts work in a space of this size, with
-    projections to and from it on every rank.
-    `expert_parallel` ranks hold whole experts; otherwise tensor parallelism divides the units of each expert.
+    projections to and from it on every rank. Of the ranks that share a layer, `expert_parallel` groups hold whole
+    experts, and inside a group every expert's units are divided.
     """
 
     experts: int
@@ -79,15 +79,15 @@ class MoE:
         return (Vector("router_bias", self.experts, 4.0),) if self.router_bias else ()
 
     def routed(self, hidden: int, tensor_parallel: int, expert_parallel: int = 1) -> RoutedExperts:
-        """Experts of the fullest rank: `ceil(experts / ep)` whole ones, or without EP all of them `inter / tp` wide."""
+        """Experts of the fullest rank: `ceil(experts / ep)` of them, each `inter / (ranks / ep)` wide.
+
+        `tensor_parallel`: ranks that share the experts of a layer, whether they hold whole ones or not.
+        """
         stored = self.formats.of("experts")
-        if expert_parallel > 1:
-            local, inter = -(-self.experts // expert_parallel), self.inter
-        else:
-            local, inter = self.experts, share(self.inter, "expert units", tensor_parallel)
+        inter = share(self.inter, "expert units", max(1, tensor_parallel // expert_parallel))
         return RoutedExperts(
             experts=self.experts,
-            local_experts=local,
+            local_experts=-(-self.experts // expert_parallel),
             top_k=self.top_k,
             hidden=self.latent or hidden,
             inter=inter,

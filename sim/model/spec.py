@@ -29,6 +29,7 @@ from sim.model.linear import (
     share,
 )
 from sim.model.recurrent import GatedDelta, Mamba, Mamba2, Recurrent
+from sim.model.shards import Shards
 
 
 Mixer = Attention | MLA | Recurrent
@@ -78,13 +79,20 @@ class Layer:
     norm_bias: bool = False
     joins: bool = False
 
-    def linears(self, hidden: int, tensor_parallel: int) -> tuple[Linear, ...]:
-        """All matrices of one rank in order, without routed experts."""
+    def mixers(self, hidden: int, tensor_parallel: int) -> tuple[Linear, ...]:
+        """The matrices of one rank outside the feed-forward part, in order."""
         join = (Linear("join", 2 * hidden, hidden),) if self.joins else ()
-        return join + self.mixer.linears(hidden, tensor_parallel) + self.ffn.linears(hidden, tensor_parallel)
+        return join + self.mixer.linears(hidden, tensor_parallel)
+
+    def linears(self, hidden: int, tensor_parallel: int, dense_parallel: int | None = None) -> tuple[Linear, ...]:
+        """All matrices of one rank in order, without routed experts.
+
+        `dense_parallel`: ranks that share the feed-forward part, where they are not those that share the mixer.
+        """
+        return self.mixers(hidden, tensor_parallel) + self.ffn.linears(hidden, dense_parallel or tensor_parallel)
 
     def vectors(self, hidden: int, tensor_parallel: int) -> tuple[Vector, ...]:
-        """All other weights of one rank."""
+        """All other weights of one rank; those of a feed-forward part are on every rank."""
         norms = Vector("norms", (self.norms + 2 * self.joins) * hidden * (2 if self.norm_bias else 1))
         return (norms, *self.mixer.vectors(hidden, tensor_parallel), *self.ffn.vectors(hidden, tensor_parallel))
 
@@ -223,17 +231,17 @@ class ModelSpec:
 
     def check(self, tensor_parallel: int, pipeline_parallel: int = 1, expert_parallel: int = 1) -> None:
         """ValueError with one sentence if this model cannot be divided so; see `tensor_parallel_sizes`."""
-        weights.check(self, tensor_parallel, pipeline_parallel, expert_parallel)
+        weights.check(self, Shards.tensor(tensor_parallel, expert_parallel), pipeline_parallel)
 
     def tensor_parallel_sizes(self, most: int = 64) -> tuple[int, ...]:
         """All tensor-parallel sizes up to `most` that divide this model."""
-        return tuple(tp for tp in range(1, most + 1) if weights.divides(self, tp) is None)
+        return tuple(tp for tp in range(1, most + 1) if weights.divides(self, Shards.tensor(tp)) is None)
 
     def parameter_bytes(
         self, tensor_parallel: int = 1, pipeline_parallel: int = 1, expert_parallel: int = 1, draft: bool = False
     ) -> tuple[float, ...]:
         """Stored bytes of the weights of one rank, per pipeline stage."""
-        return weights.parameter_bytes(self, tensor_parallel, pipeline_parallel, expert_parallel, draft)
+        return weights.parameter_bytes(self, Shards.tensor(tensor_parallel, expert_parallel), pipeline_parallel, draft)
 
     def weight_bytes(
         self, tensor_parallel: int = 1, pipeline_parallel: int = 1, expert_parallel: int = 1, draft: bool = False
@@ -242,7 +250,7 @@ class ModelSpec:
 
         `parameter_bytes` with rope tables and the CUDA allocator's rounding.
         """
-        return weights.weight_bytes(self, tensor_parallel, pipeline_parallel, expert_parallel, draft)
+        return weights.weight_bytes(self, Shards.tensor(tensor_parallel, expert_parallel), pipeline_parallel, draft)
 
     def noted(self, *notes: str) -> "ModelSpec":
         """The same model with more notes."""
@@ -282,6 +290,7 @@ __all__ = [
     "Recurrent",
     "RopeTable",
     "RoutedExperts",
+    "Shards",
     "Vector",
     "WeightFormat",
     "kv_share",

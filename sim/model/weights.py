@@ -7,6 +7,7 @@ from sim.model.attention import MLA, Attention
 from sim.model.feedforward import MoE
 from sim.model.linear import DTYPE_BYTES, Linear, RoutedExperts, kv_share, share
 from sim.model.schemes import MXFP4
+from sim.model.shards import Shards
 from sim.units import MIB
 
 
@@ -14,12 +15,13 @@ if TYPE_CHECKING:
     from sim.model.spec import Layer, ModelSpec
 
 
-def divides(model: "ModelSpec", tensor_parallel: int, expert_parallel: int = 1) -> str | None:
-    """None if `tensor_parallel` divides the model; else a sentence saying what it does not divide.
+def divides(model: "ModelSpec", shards: Shards) -> str | None:
+    """None if the ranks divide the model; else a sentence saying what they do not divide.
 
     In the order in which vLLM fails: attention heads, padded vocabulary, KV heads, and the units of each part.
     """
     layers = tuple(dict.fromkeys((*model.layers, *model.draft_layers)))
+    tensor_parallel = shards.mixer
     try:
         for layer in layers:
             if isinstance(layer.mixer, Attention | MLA):
@@ -29,23 +31,24 @@ def divides(model: "ModelSpec", tensor_parallel: int, expert_parallel: int = 1) 
         for layer in layers:
             if isinstance(layer.mixer, Attention):
                 kv_share(layer.mixer.kv_heads, tensor_parallel)
-            layer.linears(model.hidden, tensor_parallel)
-            layer.ffn.routed(model.hidden, tensor_parallel, expert_parallel)
+            layer.linears(model.hidden, tensor_parallel, shards.dense)
+            layer.ffn.routed(model.hidden, shards.experts, shards.expert_groups)
     except ValueError as error:
         return str(error)
     return None
 
 
-def check(model: "ModelSpec", tensor_parallel: int, pipeline_parallel: int, expert_parallel: int) -> None:
+def check(model: "ModelSpec", shards: Shards, pipeline_parallel: int) -> None:
     """ValueError naming what does not divide and the sizes that would."""
+    expert_parallel = shards.expert_groups
     for key, size in (
-        ("tensor_parallel", tensor_parallel),
+        ("tensor_parallel", shards.mixer),
         ("pipeline_parallel", pipeline_parallel),
         ("expert_parallel", expert_parallel),
     ):
         if size < 1:
             raise ValueError(f"deployment.{key} must be at least 1, got {size}.")
-    problem = divides(model, tensor_parallel, expert_parallel)
+    problem = divides(model, shards)
     if problem is not None:
         sizes = ", ".join(str(size) for size in model.tensor_parallel_sizes(16))
         raise ValueError(f"{model.name}: {problem.removesuffix('.')} (up to 16, these divide it: {sizes}).")
@@ -72,7 +75,7 @@ def allocated(size_bytes: float) -> float:
 
 
 def tensors(
-    model: "ModelSpec", tensor_parallel: int, pipeline_parallel: int, expert_parallel: int, draft: bool, loaded: bool
+    model: "ModelSpec", shards: Shards, pipeline_parallel: int, draft: bool, loaded: bool
 ) -> Iterator[list[float]]:
     """Sizes in bytes of all tensors of one rank, a list per pipeline stage; `loaded`: with what an engine adds to them.
 
@@ -89,30 +92,28 @@ def tensors(
         for layer in (*layers, *(model.draft_layers if draft and last else ())):
             counts[layer] = counts.get(layer, 0) + 1
         for layer, count in counts.items():
-            sizes += list(_layer_tensors(layer, model, tensor_parallel, expert_parallel, loaded)) * count
+            sizes += list(_layer_tensors(layer, model, shards, loaded)) * count
         if first:
-            rows = share(model.padded_vocab, "rows of the padded vocabulary", tensor_parallel)
+            rows = share(model.padded_vocab, "rows of the padded vocabulary", shards.mixer)
             sizes.append(rows * (model.embedding_dim or model.hidden) * width)
             sizes.append(model.positions * model.hidden * width)
             sizes += [norm] * model.embedding_norm + [x.weight_bytes for x in model.ends()[:1]]
         if last:
             sizes += [norm] * model.final_norm + [x.weight_bytes for x in model.ends()[1:]]
             if not (model.tied and first):
-                sizes += _matrix(model.lm_head(tensor_parallel))
+                sizes += _matrix(model.lm_head(shards.mixer))
         yield [size for size in sizes if size]
 
 
-def _layer_tensors(
-    layer: "Layer", model: "ModelSpec", tensor_parallel: int, expert_parallel: int, loaded: bool
-) -> Iterator[float]:
-    for matrix in layer.linears(model.hidden, tensor_parallel):
+def _layer_tensors(layer: "Layer", model: "ModelSpec", shards: Shards, loaded: bool) -> Iterator[float]:
+    for matrix in layer.linears(model.hidden, shards.mixer, shards.dense):
         yield from _matrix(matrix)
         if loaded and matrix.name == "kv_b" and isinstance(layer.mixer, MLA):
             # decode multiplies with its two halves, kept apart in 16 bits
             yield 2.0 * matrix.n * matrix.k
-    for vector in layer.vectors(model.hidden, tensor_parallel):
+    for vector in layer.vectors(model.hidden, shards.mixer):
         yield vector.weight_bytes
-    routed = layer.ffn.routed(model.hidden, tensor_parallel, expert_parallel)
+    routed = layer.ffn.routed(model.hidden, shards.experts, shards.expert_groups)
     if routed is not None:
         yield from _experts(routed, loaded)
 
@@ -144,22 +145,20 @@ def _up_to(size: int, multiple: int) -> int:
 
 
 def parameter_bytes(
-    model: "ModelSpec", tensor_parallel: int, pipeline_parallel: int, expert_parallel: int, draft: bool
+    model: "ModelSpec", shards: Shards, pipeline_parallel: int, draft: bool = False
 ) -> tuple[float, ...]:
     """Stored bytes of the weights of one rank, per pipeline stage."""
-    check(model, tensor_parallel, pipeline_parallel, expert_parallel)
-    stages = tensors(model, tensor_parallel, pipeline_parallel, expert_parallel, draft, loaded=False)
+    check(model, shards, pipeline_parallel)
+    stages = tensors(model, shards, pipeline_parallel, draft, loaded=False)
     return tuple(sum(sizes) for sizes in stages)
 
 
-def weight_bytes(
-    model: "ModelSpec", tensor_parallel: int, pipeline_parallel: int, expert_parallel: int, draft: bool
-) -> tuple[float, ...]:
+def weight_bytes(model: "ModelSpec", shards: Shards, pipeline_parallel: int, draft: bool = False) -> tuple[float, ...]:
     """Bytes an engine reports after loading: every tensor as allocated, the rope tables of every stage, the tower."""
-    check(model, tensor_parallel, pipeline_parallel, expert_parallel)
+    check(model, shards, pipeline_parallel)
     tables = [table.rows * table.dim * DTYPE_BYTES[model.dtype] for table in model.ropes]
-    stages = tensors(model, tensor_parallel, pipeline_parallel, expert_parallel, draft, loaded=True)
-    tower = model.tower_params * DTYPE_BYTES[model.dtype] / tensor_parallel
+    stages = tensors(model, shards, pipeline_parallel, draft, loaded=True)
+    tower = model.tower_params * DTYPE_BYTES[model.dtype] / shards.mixer
     return tuple(
         sum(allocated(size) for size in [*sizes, *tables]) + (tower if index == 0 else 0.0)
         for index, sizes in enumerate(stages)

@@ -80,6 +80,23 @@ class RoundedNumpy:
         return _apply(jnp.ceil, one)
 
     @staticmethod
+    def floor(one: Any) -> Rounded:
+        """The next integer below or at each."""
+        return _apply(jnp.floor, one)
+
+    @staticmethod
+    def whole(one: Rounded) -> Rounded:
+        """Whole numbers, at least 0, as indices."""
+        return _apply(lambda value: value.astype(jnp.int32), one)
+
+    @staticmethod
+    def take(values: Rounded, index: Rounded) -> Rounded:
+        """The values at the indices, which must lie among them."""
+        return _apply(
+            lambda value, at: value.at[at].get(mode="promise_in_bounds", wrap_negative_indices=False), values, index
+        )
+
+    @staticmethod
     def where(condition: Bool[Array, "..."], this: Any, other: Any) -> Rounded:
         """`this` where `condition` holds, else `other`."""
         return _apply(lambda a, b: jnp.where(condition, a, b), this, other)

@@ -57,7 +57,7 @@ MISTAKES = {
     "hardware=h100": "did you mean h100-sxm, h100-pcie or h800",
     "model=lama-3.1-8b": "model=lama-3.1-8b is not one of the .* did you mean llama-3.1-8b",
     "engine=vllm-0.19": "did you mean vllm-0.19.0",
-    "deployment=tp3": "known are ep8, pp2",
+    "deployment=tp3": "known are dp2ep2, dp8ep8, ep8, pp2",
     # a value of the wrong type
     "workload.rate=fast": "workload.rate wants a number, got 'fast'.",
     "engine.max_num_seqs=1.5": "engine.max_num_seqs wants a whole number, got '1.5'.",
@@ -85,7 +85,7 @@ MISTAKES = {
     "workload=": "workload wants the name of a choice or a path, got ''",
     "++workload=alpaca": "workload cannot be added, every configuration has one; write workload=alpaca",
     "workload@foo=alpaca": "workload@foo cannot be set like this",
-    "deployment=glob(zz*)": r"deployment=glob\(zz\*\) fits none of ep8",
+    "deployment=glob(zz*)": r"deployment=glob\(zz\*\) fits none of dp2ep2",
     # a single value for a mapping, a mapping for a single value
     "model.config=5": "model.config wants a mapping of keys, got a number",
     "hardware.nic=3": "hardware.nic wants a mapping of keys",
@@ -279,9 +279,9 @@ def test_a_folder_of_ones_own_may_have_any_name(tmp_path):
     assert compose(["workload=mine"], [folder]).workload.name == "mine"
 
 
-@pytest.mark.parametrize("choice", ["vllm-0.20.5", "vllm@0.20.5"])
+@pytest.mark.parametrize("choice", ["vllm-0.21.5", "vllm@0.21.5"])
 def test_any_engine_version_takes_the_nearest_earlier_profile(choice):
     engine = compose([f"engine={choice}", "engine.max_num_seqs=32"]).engine
-    assert (engine.version, engine.profile.version, engine.max_num_seqs) == ("0.20.5", "0.19.0", 32)
+    assert (engine.version, engine.profile.version, engine.max_num_seqs) == ("0.21.5", "0.21.0", 32)
     with pytest.raises(ValueError, match="vllm"):
-        compose(["engine=vlm-0.20.5"])
+        compose(["engine=vlm-0.21.5"])

@@ -23,7 +23,13 @@ CONSTANTS = MoeConstants(
 
 def slots(experts=8.0, local=8.0, top_k=2.0, hidden=1024.0, inter=2048.0, matrices=3.0):
     values = {"count": 1.0, "experts": experts, "local_experts": local, "top_k": top_k, "hidden": hidden}
-    values |= {"inter": inter, "matrices": matrices, "weight_bytes_per_param": 2.0, "flops_per_s": 200e12, "format": 0.0}
+    values |= {
+        "inter": inter,
+        "matrices": matrices,
+        "weight_bytes_per_param": 2.0,
+        "flops_per_s": 200e12,
+        "format": 0.0,
+    }
     return MoeSlots(**{name: np.array([value], np.float64) for name, value in values.items()})
 
 

@@ -5,7 +5,8 @@ import pytest
 
 from sim.cost.stages import stage_prices, transfer_s
 from sim.cost.table import price_table
-from sim.deployment.lower import hand_over, lower, tokens_back
+from sim.deployment.exchange import hand_over, tokens_back
+from sim.deployment.lower import lower
 from sim.hardware.collective_table import SHARPNESS
 
 

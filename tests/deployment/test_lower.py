@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from sim.deployment.formats import format_of
-from sim.deployment.lower import attention_family, attention_flops_per_s, library, lower
+from sim.deployment.exchange import library
+from sim.deployment.formats import FORMATS, format_code, format_of
+from sim.deployment.lower import attention_family, attention_flops_per_s, lower
 from sim.deployment.plan import ELEMENTWISE_SLOTS, GEMM_SLOTS, UNLIMITED, trimmed
 from sim.hardware.read import load_device
 from sim.hardware.spec import DeviceConf
@@ -214,6 +215,32 @@ def test_formats(h100):
     assert format_of("int4", h100).computed == "bf16"  # weight-only
     assert format_of("bf16", load_device("t4")).computed == "fp16"
     assert [format_of(name, h100).quantises_input for name in ("fp8", "bf16", "int4")] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bytes_per_param", "name"),
+    [
+        ("fp16", 2.0, "bf16"),
+        ("bf16", 2.0, "bf16"),
+        ("fp8", 1.0, "fp8"),
+        ("fp8", 1.0 + 4 / 128**2, "fp8_block"),
+        ("fp8", 1.0 + 2 / 128, "fp8_block"),
+        ("fp8", 1.0 + 1 / 32, "mxfp8"),
+        ("int8", 1.0, "int8"),
+        ("int4", 0.5 + 2 / 128, "int4"),
+        ("fp4", 0.5 + 1 / 16, "nvfp4"),
+        ("fp4", 0.5 + 1 / 32, "mxfp4"),
+    ],
+)
+def test_scales_tell_the_format(dtype, bytes_per_param, name):
+    assert FORMATS[format_code(dtype, bytes_per_param)] == name
+
+
+def test_plans_carry_the_format(h100):
+    # Every matrix of the fp8 checkpoint is stored in blocks of 128 x 128, the head in 16 bits.
+    gemm = lower(load_model("deepseek-v3"), h100, 8).gemm
+    stored = set(zip(gemm.weight_bytes_per_param, [FORMATS[int(code)] for code in gemm.format], strict=True))
+    assert stored == {(1.0 + 4 / 128**2, "fp8_block"), (2.0, "bf16")}
 
 
 def test_no_rate_for_a_format(h100):

@@ -193,6 +193,7 @@ def test_what_settings_rule_out(job):
     assert lane_job(lengths, whole, 10).needs_exact == "chunked prefill is off"
     staged = dataclasses.replace(engine, pipeline_parallel=4, batches_in_flight=4)
     assert lane_job(lengths, staged, 10).needs_exact == "there are 4 pipeline stages"
+    assert lane_job(lengths, engine, 10, data_parallel=2).needs_exact == "a replica has 2 data-parallel ranks"
     urgent = dataclasses.replace(engine, scheduling_policy="priority")
     assert lane_job(lengths, urgent, 10).needs_exact == "engine.scheduling_policy is priority"
     bounded = dataclasses.replace(engine, long_prefill_token_threshold=64)

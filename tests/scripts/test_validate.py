@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from scripts.validate import dataset_of, device_named_in, recorded_settings
+from scripts.validate_run import dataset_of, device_named_in, recorded_settings
 
 
 ROWS = [(30, 5, 0.0), (40, 6, 0.5), (50, 7, 1.0)]
@@ -92,6 +92,8 @@ def test_measured_against_predicted(headway, recorded):
     assert rows["ttft", "mean"]["measured"] == pytest.approx(50.0)
     assert rows["tpot", "mean"]["measured"] == pytest.approx((150 / 4 + 150 / 5 + 150 / 6) / 3)
     assert rows["tpot", "mean"]["predicted"] > 0
+    same = {key: rows["tpot", "mean"][key] for key in ("measured", "predicted", "error")}
+    assert found["tpot"]["mean"] == same
     assert any("token ids come from three.jsonl" in note for note in found["notes"])
     assert not any("prefix hits" in sentence for sentence in found["not_modelled"])
     steps = found["steps"]

@@ -22,8 +22,8 @@ SERVE_ROWS = {
     "-tp 2": ["deployment.tensor_parallel=2"],
     "--pipeline-parallel-size 4": ["deployment.pipeline_parallel=4"],
     "-pp 4": ["deployment.pipeline_parallel=4"],
-    "--data-parallel-size 3": ["deployment.replicas=3"],
-    "-dp 1": ["deployment.replicas=1"],
+    "--data-parallel-size 3": ["deployment.data_parallel=3"],
+    "-dp 1": ["deployment.data_parallel=1"],
     "--enable-expert-parallel": ["deployment.expert_parallel=true"],
     "--dtype float16": ["model.dtype=float16"],
     "--dtype auto": [],
@@ -277,7 +277,7 @@ def test_sglang_and_trtllm_are_read(tmp_path):
         "++engine.scheduler_options.enable_mixed_chunk=true",
         "++engine.scheduler_options.schedule_conservativeness=0.5",
     }
-    assert [flag for flag, _ in found.ignored] == ["--enable-dp-attention"]
+    assert not found.ignored  # one rank: data-parallel attention changes nothing
     assert not found.notes
     found = serve(f"sglang serve --model-path {tmp_path} --chunked-prefill-size -1")
     assert "engine.enable_chunked_prefill=false" in found.overrides
@@ -289,6 +289,31 @@ def test_sglang_and_trtllm_are_read(tmp_path):
         "engine.gpu_memory_utilization=0.8",
         "engine.max_num_seqs=8",
     }
+
+
+def shape(command: str) -> list[str]:
+    """The parallel sizes of a translated command."""
+    return sorted(word for word in serve(command).overrides if word.startswith("deployment."))
+
+
+def test_data_parallel_ranks_of_sglang_are_part_of_its_tensor_parallel_group(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    start = f"sglang serve --model-path {tmp_path} --tp 8 --dp 4"
+    assert shape(f"{start} --enable-dp-attention") == ["deployment.data_parallel=4", "deployment.tensor_parallel=2"]
+    assert shape(start) == ["deployment.replicas=4", "deployment.tensor_parallel=8"]
+    with pytest.raises(ValueError, match="--dp-size 3 must divide --tp-size 8"):
+        serve(f"sglang serve --model-path {tmp_path} --tp 8 --dp 3 --enable-dp-attention")
+    with pytest.raises(ValueError, match="--dp-size wants a whole number above 0, got 0"):
+        serve(f"sglang serve --model-path {tmp_path} --dp 0")
+
+
+def test_exchange_of_tokens():
+    ranks = "vllm serve Qwen/Qwen3-30B-A3B -dp 2 -ep --all2all-backend"
+    assert "deployment.all_to_all=naive" in serve(f"{ranks} naive").overrides
+    [(flag, why)] = serve(f"{ranks} deepep_low_latency").ignored
+    assert flag == "--all2all-backend" and "deepep_low_latency is not modelled" in why
+    [(flag, why)] = serve("vllm serve Qwen/Qwen3-30B-A3B --all2all-backend naive").ignored
+    assert flag == "--all2all-backend" and "no data-parallel ranks" in why
 
 
 @pytest.mark.parametrize(

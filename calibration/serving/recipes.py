@@ -1,0 +1,80 @@
+"""How the servers of a benchmark were started, where that is public: settings by engine, device, model and sizes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from calibration.serving.formula import evaluate
+from sim.documents import mapping, parse_yaml
+
+
+CONDITIONS = (
+    "bench", "engine", "hardware", "model", "precision", "tensor_parallel", "isl", "osl", "attention",
+    "since", "before", "concurrency_from",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One entry: what must hold of a row, settings as they stand and as formulas, and what they leave out."""
+
+    when: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, Any]
+    formulas: Mapping[str, str]
+    left_out: tuple[str, ...]
+
+    def holds(self, facts: Mapping[str, str], concurrency: int) -> bool:
+        """Whether the entry is for a row with these facts; a condition that names nothing of it does not hold."""
+        for key, wanted in self.when.items():
+            if key == "since":
+                good = facts["date"] >= wanted[0]
+            elif key == "before":
+                good = facts["date"] < wanted[0]
+            elif key == "concurrency_from":
+                good = concurrency >= int(wanted[0])
+            else:
+                good = facts[key] in wanted
+            if not good:
+                return False
+        return True
+
+
+def settings_of(facts: Mapping[str, str], counts: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
+    """Engine settings (by their keys below `engine.`) that the entries for a row give, later ones over earlier ones.
+
+    `facts`: bench, engine, hardware, model, precision, tensor_parallel, isl, osl, attention (`dp` or `tp`) and date,
+    as texts; `counts`: concurrency, isl, osl and tensor_parallel, which formulas may use. Also what is left out.
+    """
+    settings: dict[str, Any] = {}
+    left_out: list[str] = []
+    for recipe in recipes():
+        if recipe.holds(facts, counts["concurrency"]):
+            settings |= recipe.settings
+            settings |= {key: evaluate(formula, counts) for key, formula in recipe.formulas.items()}
+            left_out += recipe.left_out
+    return settings, left_out
+
+
+@cache
+def recipes() -> tuple[Recipe, ...]:
+    """The shipped entries, in order."""
+    text = (resources.files("calibration.serving") / "recipes.yaml").read_text(encoding="utf-8")
+    found = []
+    for number, entry in enumerate(mapping(parse_yaml(text, "recipes.yaml"), "recipes.yaml")["recipes"], 1):
+        where = f"recipes.yaml, entry {number}"
+        fields = mapping(entry, where)
+        when = {key: _texts(value) for key, value in mapping(fields.pop("when"), where).items()}
+        unknown = [key for key in when if key not in CONDITIONS]
+        settings = mapping(fields.pop("set", {}), where)
+        formulas = {key: str(value) for key, value in mapping(fields.pop("compute", {}), where).items()}
+        left_out = _texts(fields.pop("left_out", []))
+        if unknown or fields:
+            raise ValueError(f"{where}: unknown key {[*unknown, *fields][0]}.")
+        found.append(Recipe(when, settings, formulas, left_out))
+    return tuple(found)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else (str(value),)

@@ -1,0 +1,62 @@
+"""Which rows of the table count, and why the others do not: by what the row says, never by what we predict."""
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+
+from calibration.serving.table import Row
+
+
+ENGINES = ("vllm", "sglang", "trtllm")
+
+DUPLICATE = "duplicate"
+DISAGGREGATED = "disaggregated"
+ADMISSION_LIMITED = "admission-limited"
+
+STILL_SIMULATED = (DUPLICATE, ADMISSION_LIMITED)
+"""Excluded rows that can be simulated all the same; their errors are shown apart."""
+
+
+def excluded(row: Row) -> str:
+    """Why a row does not count, the first reason that holds; empty for one that does."""
+    reasons = {
+        DISAGGREGATED: row.disaggregated,
+        "static batch": re.search(r"static (?:offline )?batch", row.notes, re.IGNORECASE),
+        "no latency": row.statistic is None,
+        "speculative decoding": (row.note("spec") or "none") != "none",
+        "another engine": row.engine not in ENGINES,
+        DUPLICATE: row.duplicate,
+        ADMISSION_LIMITED: admission_limited(row),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def admission_limited(row: Row) -> bool:
+    """Whether requests waited to be let in, and not only for each other's prompts: TTFT (c - 1) > D (c + 1).
+
+    D = TPOT (osl - 1) is the time from first token to last, c the concurrency. Let an engine admit whoever comes and
+    let one prompt take p. In the worst case, all c at once, prompt i waits for those before it, so TTFT is
+    p (c + 1) / 2 in the mean; and each first token is followed by the prompts behind it, which delay the decoding of
+    those before, so D is p (c - 1) / 2 in the mean, and more by the decoding itself. So TTFT / D <= (c + 1) / (c - 1).
+    Beyond that bound there was time in which a request neither was computed nor waited for another's prompt: it waited
+    for a seat, for cache, or for a server that was not ready. Both sides are the row's own numbers.
+    """
+    if row.statistic is None or row.concurrency is None or row.osl < 2:
+        return False
+    decode_ms = row.measured_ms("tpot") * (row.osl - 1)
+    return row.measured_ms("ttft") * (row.concurrency - 1) > decode_ms * (row.concurrency + 1)
+
+
+def chosen(rows: Sequence[Row], limit: int | None) -> list[Row]:
+    """At most `limit` rows, those with the smallest hash of what was measured (not of its result), in file order."""
+    if limit is None or limit >= len(rows):
+        return list(rows)
+    return sorted(sorted(rows, key=lambda row: (_hash(row), row.line))[:limit], key=lambda row: row.line)
+
+
+def _hash(row: Row) -> str:
+    said = (
+        row.hardware, row.engine, row.engine_version, row.model, row.precision, row.num_gpus, row.tp, row.ep, row.dp,
+        row.isl, row.osl, row.concurrency, row.date,
+    )  # fmt: skip
+    return sha256("|".join(map(str, said)).encode()).hexdigest()

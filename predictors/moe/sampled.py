@@ -1,0 +1,92 @@
+"""Loads of the rows of operator tables, by the rule their experts' rows were drawn with.
+
+Even routing strides over the experts: token t takes `t + i ceil(E/k)` for i < k, from rank 0's view (with fewer tokens
+than a stride, its start is spread over the stride). Skewed routing draws popularities from a bounded power law, rounds
+them to T k rows, caps each at T, and hands what is over or missing out in turn, to the emptiest expert of each
+rank (or from the fullest). The busiest rank is measured. Draws have a fixed seed; a row's loads are means over `DRAWS`.
+"""
+
+from functools import cache
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from predictors.moe.loads import TILES, Loads
+from predictors.table import OperatorTable
+
+
+DRAWS = 16
+KEY = ("tokens", "experts", "top_k", "ep", "skew")
+
+
+def table_loads(table: OperatorTable) -> Loads:
+    """Loads of every row; where a row tells how many experts were active, or how full the fullest was, from that."""
+    keys = np.stack([np.nan_to_num(table[name]) for name in KEY], axis=1)
+    known = np.isfinite(table["active"])
+    keys[known] = 1.0
+    distinct, place = np.unique(keys, axis=0, return_inverse=True)
+    found = np.array([_loads(*map(int, key[:4]), float(key[4])) for key in distinct])[place]
+    rows, active, padded = found[:, 0], found[:, 1], found[:, 2:].T
+    if known.any():
+        local = table["experts"] / table["ep"]
+        rows = np.where(known, table["tokens"] * table["top_k"] / table["ep"], rows)
+        active = np.where(known, np.clip(table["active"], 1.0, np.minimum(local, np.maximum(rows, 1.0))), active)
+        padded = np.where(known, [np.maximum(active * tile, rows + active * (tile - 1) / 2) for tile in TILES], padded)
+    return Loads(rows, active, padded)
+
+
+@cache
+def _loads(tokens: int, experts: int, top_k: int, ranks: int, skew: float) -> tuple[float, ...]:
+    """Rows, active experts and padded rows of the measured rank."""
+    if skew == 0.0:
+        counts = strided(tokens, experts, top_k)[None, : max(experts // ranks, 1)]
+    else:
+        drawn = skewed(tokens, experts, top_k, ranks, skew)
+        counts = drawn[np.arange(DRAWS), drawn.sum(axis=2).argmax(axis=1)]
+    padded = (float((np.ceil(counts / tile) * tile).sum(axis=1).mean()) for tile in TILES)
+    return float(counts.sum(axis=1).mean()), float((counts > 0).sum(axis=1).mean()), *padded
+
+
+def strided(tokens: int, experts: int, top_k: int) -> Int[np.ndarray, " expert"]:
+    """Rows of each expert under even routing."""
+    stride = -(-experts // top_k)
+    start = np.arange(tokens) * (stride / tokens if tokens < stride else 1.0)
+    chosen = np.floor(start[:, None] + np.arange(top_k) * stride).astype(int) % experts
+    return np.bincount(chosen.ravel(), minlength=experts)
+
+
+def skewed(
+    tokens: int, experts: int, top_k: int, ranks: int, skew: float
+) -> Int[np.ndarray, "draw rank local"]:
+    """Rows of each expert in `DRAWS` draws from the power law of exponent `skew`."""
+    total = tokens * top_k
+    low, high = (1.0, max(0.8 * tokens, 1.0)) if total > experts else (0.01, 2.0)
+    power = 1.0 - skew
+    generator = np.random.default_rng([tokens, experts, top_k, ranks, round(1000 * skew)])
+    uniform = generator.random((DRAWS, experts))
+    drawn = (low**power + uniform * (high**power - low**power)) ** (1.0 / power)
+    rounded = np.rint(drawn / drawn.sum(axis=1, keepdims=True) * total).astype(int)
+    over = np.maximum(rounded - tokens, 0).sum(axis=1)
+    counts = np.minimum(rounded, tokens).reshape(DRAWS, ranks, experts // ranks)
+    counts = _in_turn(counts, over, 1, tokens)
+    missing = total - counts.sum(axis=(1, 2))
+    counts = _in_turn(counts, np.maximum(missing, 0), 1, tokens)
+    return _in_turn(counts, np.maximum(-missing, 0), -1, tokens)
+
+
+def _in_turn(
+    counts: Int[np.ndarray, "draw rank local"], units: Int[np.ndarray, " draw"], sign: int, most: int
+) -> Int[np.ndarray, "draw rank local"]:
+    """`units` rows one by one over the ranks, each to its emptiest expert, at most `most` (sign -1: from its fullest)."""
+    ranks = counts.shape[1]
+    share = units[:, None] // ranks + (np.arange(ranks) < (units % ranks)[:, None])
+    signed, limit = counts * sign, most if sign > 0 else 0
+    low, high = signed.min(axis=2), np.full(share.shape, limit)
+    while (low < high).any():  # the highest level that the units can fill all experts to
+        level = (low + high + 1) // 2
+        fits = np.maximum(level[..., None] - signed, 0).sum(axis=2) <= share
+        low, high = np.where(fits, level, low), np.where(fits, high, level - 1)
+    left = share - np.maximum(low[..., None] - signed, 0).sum(axis=2)
+    signed = np.maximum(signed, low[..., None])
+    level_with = (signed == low[..., None]) & (low[..., None] < limit)
+    return sign * (signed + (level_with & (np.cumsum(level_with, axis=2) <= left[..., None])))

@@ -1,0 +1,125 @@
+"""Simulates many configurations in processes of their own; what goes wrong with one stays with it."""
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
+from multiprocessing import get_context
+from typing import TYPE_CHECKING
+
+from calibration.serving.score import Prediction
+
+
+if TYPE_CHECKING:
+    from conf.schema import SimulateConf
+
+
+CHUNK = 64
+"""Configurations handed out at a time: what a process that dies takes with it is tried again one by one."""
+
+ENVIRONMENT = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "OMP_NUM_THREADS": "1"}
+"""Of the processes: they share the cores, so that one thread each is fastest."""
+
+LOAD = tuple(f"workload.{key}" for key in ("concurrency", "rounds", "num_requests", "input_tokens", "output_tokens"))
+
+Overrides = tuple[str, ...]
+
+
+def predictions(
+    wanted: Sequence[Overrides], config_dirs: Sequence[str], jobs: int
+) -> Iterator[tuple[Overrides, Prediction]]:
+    """Overrides and what a simulation of them says, in the order in which they end."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    left = list(wanted)
+    while left:
+        part, left = left[: CHUNK * jobs], left[CHUNK * jobs :]
+        done: set[Overrides] = set()
+        try:
+            for pair in _in_pool(part, config_dirs, jobs):
+                done.add(pair[0])
+                yield pair
+        except BrokenProcessPool:
+            for overrides in part:
+                if overrides not in done:
+                    yield overrides, _alone(overrides, config_dirs)
+
+
+def _in_pool(
+    wanted: Sequence[Overrides], config_dirs: Sequence[str], jobs: int
+) -> Iterator[tuple[Overrides, Prediction]]:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures: dict[Future[Prediction], Overrides] = {
+            pool.submit(predict, overrides, tuple(config_dirs)): overrides for overrides in wanted
+        }
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _alone(overrides: Overrides, config_dirs: Sequence[str]) -> Prediction:
+    """In a process of its own: if it dies, it was this configuration."""
+    try:
+        return next(prediction for _, prediction in _in_pool([overrides], config_dirs, 1))
+    except BrokenProcessPool:
+        return Prediction("died", "the simulating process was ended, perhaps for lack of memory.")
+
+
+def configuration(overrides: Overrides, config_dirs: tuple[str, ...]) -> "SimulateConf":
+    """The composed configuration.
+
+    One that differs from an earlier one in whole numbers of its load is not composed anew: that takes as long as a
+    short simulation.
+    """
+    import dataclasses
+
+    counts = {}
+    rest = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key in LOAD and value.isdigit():
+            counts[key.partition(".")[2]] = int(value)
+        else:
+            rest.append(override)
+    base = composed(tuple(rest), config_dirs)
+    return dataclasses.replace(base, workload=dataclasses.replace(base.workload, **counts))
+
+
+@lru_cache(maxsize=256)
+def composed(overrides: Overrides, config_dirs: tuple[str, ...]) -> "SimulateConf":
+    """The configuration of some overrides."""
+    from conf.compose import compose
+
+    return compose(overrides, config_dirs)
+
+
+def predict(overrides: Overrides, config_dirs: tuple[str, ...] = ()) -> Prediction:
+    """Build and run one configuration with the exact engine; a failure is a prediction with its status and reason."""
+    from scripts.failure import failure_status, reason_of
+    from sim import api
+    from sim.report.metrics import measure
+
+    try:
+        result = api.run(api.build(configuration(overrides, config_dirs)))
+        found = measure(result, (99.0,))
+    except Exception as error:
+        return Prediction(failure_status(error), reason_of(error))
+    if found.failed or found.output_throughput is None or found.total_token_throughput is None:
+        return Prediction("rejected", f"{found.failed:,} of {found.failed + found.completed:,} requests were refused.")
+    latency: dict[str, float] = {}
+    for metric in ("ttft", "tpot"):
+        one = found.latency[metric]
+        values = {"mean": one.mean_s, "p50": one.median_s, "p99": one.percentile_s(99.0)}
+        latency |= {f"{metric}_ms_{name}": 1e3 * value for name, value in values.items() if value is not None}
+    return Prediction(
+        latency_ms=latency,
+        output_per_gpu=found.output_throughput / result.gpus,
+        total_per_gpu=found.total_token_throughput / result.gpus,
+        preemptions=found.preemptions,
+        steps=found.steps,
+        claimed_error=result.claim.rel_error if result.claim else None,
+        outside_share=result.claim.outside_share if result.claim else None,
+    )

@@ -1,0 +1,122 @@
+"""`headway validate serving=FILE.csv`: one simulated closed loop per measured serving point, and how far off they are.
+
+`limit=N`: N rows only, chosen by a hash; `jobs=N`: processes (one per core); `results=DIR`: where the csv and the page
+go; every other `KEY=VALUE` is added to each row's configuration.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from calibration.serving.decision import decisions, groups
+from calibration.serving.page import serving_page
+from calibration.serving.report import csv_text, report_text
+from calibration.serving.scope import STILL_SIMULATED, chosen, excluded
+from calibration.serving.score import METRICS, Point, Prediction, by, statistics
+from calibration.serving.setup import Setup, setup_of
+from calibration.serving.table import Row, read_table
+from conf.files import by_hf_id
+from scripts.answer import Answer
+from scripts.arguments import Arguments
+from scripts.configure import key_of
+from scripts.folder import free_folder
+from scripts.progress import progress
+from scripts.serving_pool import Overrides, predictions
+from scripts.table import table
+from sim.documents import user_path
+
+
+OWN = ("serving", "limit", "jobs", "results")
+CSV, PAGE = "rows.csv", "report.html"
+
+MOST_JOBS = 256
+MOST_REASONS = 8
+
+
+def run(arguments: Arguments) -> Answer:
+    """Read the table, simulate its rows, score them, write csv and page."""
+    given = {key_of(word): word.partition("=")[2] for word in arguments.words}
+    path = user_path(given["serving"], "serving")
+    jobs = whole("jobs", given.get("jobs"), MOST_JOBS) or os.cpu_count() or 1
+    limit = whole("limit", given.get("limit"), 10**9)
+    own = [word for word in arguments.words if key_of(word) not in OWN]
+    folder = output_folder(given.get("results"))
+    everything = read_table(path)
+    reasons = {row.line: excluded(row) for row in everything}
+    rows = chosen([row for row in everything if not reasons[row.line]], limit)
+    kept = {row.line for row in rows}
+    apart = [row for row in everything if reasons[row.line] in STILL_SIMULATED] if limit is None else []
+    setups, predictions = set_up([*rows, *apart], own)
+    wanted = sorted({setup.overrides for setup in setups.values()})
+    with progress(len(wanted), "simulating", not arguments.switch("--json")) as tell:
+        found = dict(simulated(wanted, arguments.values("--config-dir"), jobs, tell))
+    predictions |= {line: found[setup.overrides] for line, setup in setups.items()}
+    points = [
+        Point(row, reasons[row.line], setups.get(row.line), predictions.get(row.line))
+        for row in everything
+        if row.line in kept or reasons[row.line]
+    ]
+    counted = [point for point in points if not point.excluded]
+    left_over = Counter(found.reason for point in counted if (found := point.prediction) and found.status != "ok")
+    fields = {
+        "status": "ok",
+        "rows": len(counted),
+        "failed": sum(point.failed for point in counted),
+        "excluded": dict(sorted(Counter(reason for reason in reasons.values() if reason).items())),
+        **{metric: statistics(counted, metric) for metric in METRICS},
+        "regret": decisions(counted),
+        "by": by(points),
+        "reasons": dict(left_over.most_common(MOST_REASONS)),
+        "simulations": len(wanted),
+        "results": str(folder),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CSV).write_text(csv_text(points), encoding="utf-8")
+    (folder / PAGE).write_text(serving_page(points, groups(counted), fields, path.name), encoding="utf-8")
+    text = f"{report_text(fields, table)}\nResults: {folder}/ ({CSV}, {PAGE})"
+    return Answer(fields, text, 0 if fields["failed"] < fields["rows"] else 2)
+
+
+def whole(key: str, text: str | None, most: int) -> int | None:
+    """A whole number from 1 to `most`; None where nothing was given."""
+    if text is None:
+        return None
+    if not text.isdigit() or not 1 <= int(text) <= most:
+        raise ValueError(f"{key} wants a whole number from 1 to {most:,}, got {text!r:.40}.")
+    return int(text)
+
+
+def output_folder(given: str | None) -> Path:
+    """The folder of the results, which must be new, empty or hold an earlier validation."""
+    if given is None:
+        return free_folder(Path("results") / f"serving_{time.strftime('%Y-%m-%d_%H-%M-%S')}")
+    folder = user_path(given, "results")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"results={folder} wants a folder, this is a file.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / CSV).is_file():
+        raise ValueError(f"results={folder} wants a new or an empty folder, or one of an earlier validation.")
+    return folder
+
+
+def set_up(rows: Sequence[Row], own: Sequence[str]) -> tuple[dict[int, Setup], dict[int, Prediction]]:
+    """By line: the setup of each row with the user's own overrides, and why some rows have none."""
+    setups: dict[int, Setup] = {}
+    refused: dict[int, Prediction] = {}
+    for row in rows:
+        try:
+            setups[row.line] = setup_of(row, by_hf_id).with_overrides(own)
+        except ValueError as error:
+            refused[row.line] = Prediction("not described", str(error))
+    return setups, refused
+
+
+def simulated(
+    wanted: Sequence[Overrides], config_dirs: Sequence[str], jobs: int, tell: Callable[[int], None] | None
+) -> Iterator[tuple[Overrides, Prediction]]:
+    """Each configuration with its prediction, from `jobs` processes; `tell` is called with the number done."""
+    for done, pair in enumerate(predictions(wanted, config_dirs, jobs), 1):
+        if tell is not None:
+            tell(done)
+        yield pair

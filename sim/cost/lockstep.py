@@ -1,0 +1,140 @@
+"""What a step costs that several data-parallel ranks run together.
+
+Each rank runs its own part on its own padded tokens T_r: attention, dense products, sums inside its tensor-parallel
+group. In between all of them exchange tokens and run the experts, on the N = sum T_r tokens of all ranks. Layer by
+layer the slowest rank is waited for, so with own part o_r, lengths l_r, shared part s and launches that the device does
+not hide,
+
+    step = max over ranks (o_r + l_r + late_r) + s + gap + host + max over ranks (head and sampler)
+    late_r = max(0, launch - o_r - s)
+
+Of R ranks each gets the tokens of all others, so the one with the fewest decides: N - min T_r. The exchange takes as
+long as one of `exchanged(N, min T_r, R)` tokens that are spread evenly.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sim.cost.lengths import LengthTerms
+from sim.cost.model import CostModel
+from sim.cost.table import length_terms, price_steps
+from sim.deployment.plan import PlanArrays
+
+
+DEVICE = ("gemm_s", "moe_s", "elementwise_s", "collective_s")
+"""Components that depend on the padded tokens alone: what launches hide behind."""
+
+
+class LockstepPrices(NamedTuple):
+    """Prices of the steps of data-parallel ranks, float64.
+
+    - `own_s`: `[tokens + 1]`: products, elementwise kernels and collectives of one rank, by its padded tokens.
+    - `experts_s`, `exchange_s`: `[ranks x tokens + 1]`: by the padded tokens of all ranks, evenly spread.
+    - `row_s`: `[rows + 1]`: LM head and sampler of one rank. `lengths`: constants of the lengths' closed form.
+    - `launch_s`, `gap_s`: `[mode]`: to submit a step, and what the device always waits; `host_s` of every step.
+    """
+
+    own_s: np.ndarray
+    experts_s: np.ndarray
+    exchange_s: np.ndarray
+    row_s: np.ndarray
+    lengths: LengthTerms
+    launch_s: np.ndarray
+    gap_s: np.ndarray
+    host_s: float
+
+
+def lockstep_prices(
+    cost: CostModel, own: PlanArrays, shared: PlanArrays, ranks: int, max_tokens: int, max_rows: int
+) -> LockstepPrices:
+    """Tabulate `cost` for `ranks` ranks of up to `max_tokens` padded tokens and `max_rows` emitting rows each."""
+
+    tokens, rows = np.arange(max_tokens + 1.0), np.arange(max_rows + 1.0)
+    alone = _priced(
+        cost,
+        own,
+        padded_tokens=np.concatenate([tokens, np.zeros(len(rows))]),
+        emitting=np.concatenate([np.zeros(len(tokens)), rows]),
+    )
+    together = _priced(cost, shared, padded_tokens=np.arange(ranks * max_tokens + 1.0))
+    return LockstepPrices(
+        own_s=_device_s(alone)[: len(tokens)],
+        experts_s=_device_s(together) - together["collective_s"],
+        exchange_s=together["collective_s"],
+        row_s=alone["head_s"][len(tokens) :],
+        lengths=length_terms(cost, own),
+        launch_s=np.asarray(own.device.launch_s, np.float64),
+        gap_s=np.asarray(own.device.gap_s, np.float64),
+        host_s=float(own.device.host_s),
+    )
+
+
+def lockstep_steps(
+    cost: CostModel, own: PlanArrays, shared: PlanArrays, columns: Any, step: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Seconds by component of rows that are one rank's part in a step each, and `total_s` of the step, float64.
+
+    `columns`: named as the fields of `BatchStats`, `[row]`; rows with the same number `step` ran together. `wait_s`:
+    how much shorter a rank's own part is than that of the slowest. `error_s`, `outside_s`: what the cost model claims
+    of the rank's own part and the shared one.
+    """
+    _, step = np.unique(step, return_inverse=True)
+    count = int(step.max(initial=-1)) + 1
+    found = price_steps(cost, own, columns)
+    tokens = np.asarray(columns.padded_tokens, np.float64)
+    mode = np.asarray(columns.graph_mode, np.int64)
+    whole, least = np.bincount(step, tokens, count), -_largest(-tokens, step, count)
+    ranks = np.bincount(step, minlength=count)
+    moved = np.array([exchanged(*each) for each in zip(whole, least, ranks, strict=True)], np.float64)
+    together = _priced(cost, shared, padded_tokens=whole)
+    together["collective_s"] = _priced(cost, shared, padded_tokens=moved)["collective_s"]
+    parts = {name: found[name] + together[name][step] for name in DEVICE}
+    launch_s, gap_s = np.asarray(own.device.launch_s), np.asarray(own.device.gap_s)
+    device_s = _device_s(parts)
+    late_s = np.maximum(launch_s[mode] - device_s, 0.0)
+    parts |= {"attention_s": found["attention_s"], "head_s": found["head_s"]}
+    parts |= {"launch_s": gap_s[mode] + late_s, "host_s": np.full(len(step), float(own.device.host_s))}
+    body_s, head_s = device_s + parts["attention_s"] + late_s, parts["head_s"]
+    longest_s = (_largest(body_s, step, count) + _largest(head_s, step, count))[step]
+    parts["wait_s"] = longest_s - body_s - head_s
+    parts["total_s"] = longest_s + gap_s[mode] + parts["host_s"]
+    for total, share in (("error_s", "rel_error"), ("outside_s", "outside_share")):
+        parts[total] = found[share] * found["total_s"] + (together[share] * together["total_s"])[step]
+    return parts
+
+
+def _device_s(price: dict[str, np.ndarray]) -> np.ndarray:
+    """What of a price launches hide behind."""
+    found: np.ndarray = np.sum([price[name] for name in DEVICE], axis=0)
+    return found
+
+
+def exchanged(tokens: float, least: float, ranks: int) -> int:
+    """Evenly spread tokens whose exchange takes as long: `(N - min T) R / (R - 1)`, rounded up."""
+    return math.ceil((tokens - least) * ranks / (ranks - 1)) if ranks > 1 else int(tokens)
+
+
+def _largest(values: np.ndarray, step: np.ndarray, count: int) -> np.ndarray:
+    """The largest of each step."""
+    found = np.full(count, -np.inf)
+    np.maximum.at(found, step, values)
+    return found
+
+
+def _priced(cost: CostModel, arrays: PlanArrays, **given: np.ndarray) -> dict[str, np.ndarray]:
+    """The price of batches of the given fields, the others 0."""
+    size = len(next(iter(given.values())))
+    return price_steps(cost, arrays, _Columns(size, given))
+
+
+class _Columns(dict):
+    """Fields of `BatchStats` by name; those that are not given are 0."""
+
+    def __init__(self, size: int, given: dict[str, np.ndarray]):
+        super().__init__(given)
+        self._zero = np.zeros(size)
+
+    def __missing__(self, name: str) -> np.ndarray:
+        return self._zero

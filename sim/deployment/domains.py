@@ -1,0 +1,79 @@
+"""How the ranks of a pipeline stage share its layers: attention and experts are two domains over the same ranks.
+
+Attention is shared by `tp_attn` ranks at a time, and there are `dp_attn` such groups, each with batches of its own. The
+experts are shared by all `tp_ffn x ep_ffn = tp_attn x dp_attn` ranks: `ep_ffn` groups hold whole experts, and inside
+a group every expert is divided. So experts see the tokens of all `dp_attn` batches, and these run every step
+together. Ranks of a model without experts have nothing to share: each of them is an engine that runs for itself.
+"""
+
+from dataclasses import dataclass
+
+from sim.deployment.conf import DeploymentConf
+from sim.deployment.engine import EngineProfile
+from sim.model.shards import Shards
+from sim.model.spec import ModelSpec, MoE
+from sim.model.weights import check as check_weights
+
+
+_PRODUCT = "deployment.tensor_parallel x deployment.data_parallel"
+
+
+@dataclass(frozen=True)
+class Domains:
+    """Parallel sizes of one stage. `gathers_dense`: dense feed-forward parts belong to the domain of the experts."""
+
+    tp_attn: int = 1
+    dp_attn: int = 1
+    tp_ffn: int = 1
+    ep_ffn: int = 1
+    gathers_dense: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tp_attn * self.dp_attn != self.tp_ffn * self.ep_ffn:
+            raise ValueError(
+                f"attention has {self.tp_attn} x {self.dp_attn} ranks, the experts {self.tp_ffn} x {self.ep_ffn}: "
+                "one role needs the same number for both."
+            )
+
+    @property
+    def ranks(self) -> int:
+        """Devices of one stage."""
+        return self.tp_attn * self.dp_attn
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether several batches share the experts, and so every step."""
+        return self.dp_attn > 1
+
+    @property
+    def shards(self) -> Shards:
+        """Ranks that share each part of a layer."""
+        return Shards(self.tp_attn, self.ranks if self.gathers_dense else self.tp_attn, self.ranks, self.ep_ffn)
+
+
+def domains_of(model: ModelSpec, deployment: DeploymentConf, profile: EngineProfile) -> Domains:
+    """The domains of a stage of this deployment, by the rules of the engine's version."""
+    tensor = deployment.tensor_parallel
+    data = deployment.data_parallel if model.is_moe else 1
+    ranks = tensor * data
+    experts = ranks if deployment.expert_parallel and model.is_moe else 1
+    gathers = data > 1 and profile.parallel.gathers_dense
+    return Domains(tensor, data, ranks // experts, experts, gathers)
+
+
+def check_domains(model: ModelSpec, domains: Domains, pipeline_parallel: int) -> None:
+    """Raise `ValueError`, one sentence, where the ranks do not divide the model."""
+    units = {layer.ffn.inter for layer in model.layers if isinstance(layer.ffn, MoE)}
+    for inter in sorted(units):
+        if domains.lockstep and inter % domains.tp_ffn:
+            raise ValueError(
+                f"{model.name}: the {domains.ranks} ranks of {_PRODUCT} cannot divide the {inter} units of an expert; "
+                "set deployment.expert_parallel=true, or lower deployment.data_parallel."
+            )
+    experts = max((layer.ffn.experts for layer in model.layers if isinstance(layer.ffn, MoE)), default=0)
+    if domains.lockstep and domains.ep_ffn > experts:
+        raise ValueError(
+            f"{model.name}: the {domains.ranks} ranks of {_PRODUCT} are more than its {experts} routed experts; "
+            "lower deployment.data_parallel."
+        )
+    check_weights(model, domains.shards, pipeline_parallel)

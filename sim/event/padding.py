@@ -1,0 +1,29 @@
+"""What a batch is padded to, looked up: the captured sizes of an engine's settings."""
+
+from sim.deployment.engine import EngineSettings
+from sim.deployment.graphs import EAGER, prefill_runs_as, runs_as
+from sim.scheduler.base import Batch
+
+
+class Padding:
+    """Padded tokens and graph mode (0 eager, 1 piecewise, 2 full) of a batch.
+
+    `decodes[rows]` is that of a batch that only decodes, up to `max_num_seqs` rows; `mixed[tokens]` that of others.
+    """
+
+    def __init__(self, settings: EngineSettings):
+        mode, sizes = settings.graph_mode, settings.graph_sizes
+        of_prefill = settings.prefill_graph_sizes
+        self.largest = max([0, *sizes, *of_prefill])
+        self.mixed = [
+            prefill_runs_as(tokens, of_prefill) if of_prefill else runs_as(mode, tokens, False, sizes)
+            for tokens in range(self.largest + 1)
+        ]
+        self.decodes = [runs_as(mode, rows, True, sizes) for rows in range(settings.max_num_seqs + 1)]
+
+    def __call__(self, batch: Batch) -> tuple[int, int]:
+        """Padded tokens and graph mode."""
+        tokens = batch.tokens
+        if tokens == batch.decodes:
+            return self.decodes[tokens]
+        return self.mixed[tokens] if tokens <= self.largest else (tokens, EAGER)

@@ -1,0 +1,64 @@
+"""Which rows count: by what the row says, and one reason each."""
+
+import math
+
+import pytest
+from hypothesis import given, strategies as st
+
+from calibration.serving.scope import admission_limited, chosen, excluded
+from calibration.serving.table import read_table
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({}, ""),
+        ({"dup": "1"}, "duplicate"),
+        ({"disagg": "1.0", "dup": "1"}, "disaggregated"),
+        ({"notes": "STATIC offline batch"}, "static batch"),
+        ({"notes": "first-token latency static batch"}, "static batch"),
+        ({"tpot_ms_mean": ""}, "no latency"),
+        ({"notes": "date=2026-03-02; spec=mtp"}, "speculative decoding"),
+        ({"engine": "atom"}, "another engine"),
+        ({"ttft_ms_mean": "20000"}, "admission-limited"),
+    ],
+)
+def test_reasons(row, cells, reason):
+    assert excluded(row(**cells)) == reason
+
+
+def test_the_bound_of_admission(row):
+    # 5 clients, D = 10 x 100 ms: TTFT may be 1,000 x 6/4 = 1,500 ms; one client never waits for another
+    cells = {"concurrency_or_qps": "5", "osl": "101", "tpot_ms_mean": "10"}
+    assert not admission_limited(row(**cells, ttft_ms_mean="1500"))
+    assert admission_limited(row(**cells, ttft_ms_mean="1500.1"))
+    assert not admission_limited(row(**(cells | {"concurrency_or_qps": "1"}), ttft_ms_mean="1e6"))
+
+
+@given(
+    prompts=st.lists(st.floats(0.01, 10), min_size=2, max_size=12),
+    step=st.floats(1e-4, 0.1),
+    tokens=st.integers(2, 200),
+)
+def test_nobody_who_is_admitted_at_once_is_beyond_the_bound(prompts, step, tokens):
+    """A burst served as the bound's derivation says it: prompts in order first, each decoder waits for those behind."""
+    c = len(prompts)
+    ends = [sum(prompts[: i + 1]) for i in range(c)]
+    # worst of all, prompts go before decodes: whoever has a first token stalls until the last prompt is done
+    decode = [ends[-1] - end + step * (tokens - 1) for end in ends]
+    mean_prompt = sum(prompts) / c
+    # the bound is for equal prompts; the excess of unequal ones is how far their order is from even
+    uneven = sum(ends) / c - mean_prompt * (c + 1) / 2
+    ttft, d = sum(ends) / c - uneven, sum(decode) / c + uneven
+    assert ttft * (c - 1) <= d * (c + 1) * (1 + 1e-9)
+    assert math.isfinite(ttft)
+
+
+def test_a_subset_is_chosen_by_what_was_measured_and_not_by_its_result(write):
+    clients = [str(c) for c in range(1, 21)]
+    rows = read_table(write(*({"concurrency_or_qps": c} for c in clients)))
+    slower = read_table(write(*({"concurrency_or_qps": c, "ttft_ms_mean": "999"} for c in clients)))
+    first = chosen(rows, 5)
+    assert [r.line for r in first] == [r.line for r in chosen(slower, 5)] == sorted(r.line for r in first)
+    assert {r.line for r in first} < {r.line for r in chosen(rows, 6)}
+    assert chosen(rows, None) == chosen(rows, 100) == rows

@@ -1,0 +1,130 @@
+"""A row becomes the configuration that its notes and the public recipes of its benchmark describe."""
+
+import pytest
+
+from calibration.serving.formula import evaluate
+from calibration.serving.recipes import recipes
+from calibration.serving.setup import device_of, parallel_sizes, setup_of, stored_as
+from calibration.serving.version import BY_DATE, NEAREST, OWN, version_of
+from conf.compose import compose
+from conf.files import by_hf_id
+
+
+def test_a_row_as_overrides(row):
+    cells = {"engine_version": "v0.10.2", "precision": "fp8", "notes": "date=2025-10-29"}
+    overrides = setup_of(row(**cells), by_hf_id).overrides
+    assert overrides[:4] == (
+        "model=llama-3.1-70b",
+        "hardware=h200-sxm",
+        "engine=vllm-0.10.2",
+        "++model.config.quantization_config={quant_method:fp8}",
+    )
+    assert "deployment.tensor_parallel=8" in overrides
+    assert "engine.max_num_seqs=64" in overrides and "engine.kv_cache_dtype=fp8" in overrides
+    assert overrides[-2:] == ("workload.lengths=uniform_below", "workload.range_ratio=0.8")
+    conf = compose(overrides)
+    assert (conf.workload.concurrency, conf.workload.rounds, conf.engine.max_model_len) == (64, 10, 2248)
+
+
+def test_nothing_measured_is_read(row):
+    slow = row(ttft_ms_mean="5000", tpot_ms_mean="90", throughput_tok_s_per_gpu_output="1")
+    assert setup_of(slow, by_hf_id) == setup_of(row(), by_hf_id)
+
+
+def test_a_vendors_sweep_has_lengths_around_the_nominal_ones_and_default_settings(row):
+    found = setup_of(row(source="core", notes="NVIDIA-internal measurement"), by_hf_id)
+    assert found.overrides[-2:] == ("workload.lengths=uniform", "workload.range_ratio=0.05")
+    assert not any("max_num_seqs" in word for word in found.overrides)
+
+
+def test_an_experiment_says_how_many_prompts(row):
+    cells = {"source": "S/InferenceX experimental/t", "notes": "date=20260216; experimental 160 prompts; closed loop"}
+    assert "workload.num_requests=160" in setup_of(row(**cells), by_hf_id).overrides
+
+
+@pytest.mark.parametrize(
+    ("cells", "name", "kind"),
+    [
+        ({"engine_version": "0.19.0"}, "0.19.0", OWN),
+        ({"engine_version": "v0.15.1-cu130"}, "0.15.1", NEAREST),
+        ({"engine": "trtllm", "engine_version": "1.2.0rc6.post2"}, "1.2.0", NEAREST),
+        ({"engine_version": "", "notes": "date=2025-10-29"}, "0.10.2", BY_DATE),
+        ({"engine_version": "nightly-dev-20260216", "notes": "measured=2026-01-25"}, "0.14.0", BY_DATE),
+        ({"engine_version": "", "notes": "date=2024-01-01"}, "0.10.2", BY_DATE),
+    ],
+)
+def test_versions(row, cells, name, kind):
+    found = version_of(row(**cells))
+    assert (found.name, found.kind) == (name, kind)
+
+
+@pytest.mark.parametrize(
+    ("cells", "sizes"),
+    [
+        ({"tp": "8", "dp": "1", "ep": "8"}, (8, 1, True)),
+        ({"tp": "8", "dp": "8", "ep": "8"}, (1, 8, True)),
+        ({"tp": "1", "dp": "8", "ep": "0"}, (1, 8, False)),
+        ({"tp": "2", "dp": "4", "ep": "8"}, (2, 4, True)),
+        ({"tp": "", "dp": "", "ep": "", "num_gpus": "4"}, (4, 1, False)),
+    ],
+)
+def test_parallel_sizes(row, cells, sizes):
+    assert parallel_sizes(row(**cells)) == sizes
+
+
+def test_models_and_how_they_are_stored(row):
+    def stored(model, precision):
+        found = setup_of(row(model=model, precision=precision), by_hf_id)
+        return found.model, [word for word in found.overrides if "quantization" in word]
+
+    assert stored_as("deepseek-r1") == "fp8" and stored_as("kimi-k2.5") == "int4" and stored_as("gpt-oss-120b") == "fp4"
+    assert stored("deepseek-ai/DeepSeek-R1-0528", "fp8") == ("deepseek-r1", [])
+    assert stored("openai/gpt-oss-120b", "fp4") == ("gpt-oss-120b", [])
+    assert stored("Qwen/Qwen3-32B", "fp8") == ("qwen3-32b-fp8", [])
+    assert stored("nvidia/DeepSeek-V3.1-NVFP4", "fp4")[0] == "deepseek-v3"
+    model, words = stored("deepseek-ai/DeepSeek-R1", "fp4")
+    assert words[0] == "~model.config.quantization_config" and "NVFP4" in words[1]
+    section = compose(["model=deepseek-r1", *words]).model.config["quantization_config"]
+    assert section["quant_algo"] == "NVFP4" and "weight_block_size" not in section
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"hardware": "h9000"}, "hardware must name a device"),
+        ({"model": "acme/None-1"}, "no model of the HuggingFace id"),
+        ({"concurrency_or_qps": ""}, "whole number of clients"),
+        ({"concurrency_or_qps": "inf"}, "whole number of clients"),
+        ({"isl": ""}, "isl and osl"),
+        ({"precision": "fp6"}, "precision must be one of"),
+        ({"dp": "3"}, "dp=3 must divide num_gpus=8"),
+    ],
+)
+def test_what_cannot_be_described(row, cells, said):
+    with pytest.raises(ValueError, match=said):
+        setup_of(row(**cells), by_hf_id)
+
+
+def test_devices_by_the_tables_names():
+    names = {"h100": "h100-sxm", "gb200": "gb200", "a100-80gb": "a100-sxm-80gb", "MI355X": "mi355x"}
+    assert {name: device_of(name) for name in names} == names
+
+
+def test_formulas():
+    names = {"isl": 1000, "concurrency": 64}
+    assert evaluate("max(8192, (isl + concurrency + 127) // 64 * 64)", names) == 8192
+    assert evaluate("(isl + concurrency + 127) // 64 * 64", names) == 1152
+    for bad in ("osl + 1", "isl ** 2", "__import__('os')", "1 +", "isl + 0.5"):
+        with pytest.raises(ValueError, match="formula"):
+            evaluate(bad, names)
+
+
+def test_every_recipe_names_known_things():
+    assert len(recipes()) > 20
+    for recipe in recipes():
+        for device in recipe.when.get("hardware", ()):
+            assert device_of(device) == device
+        for model in recipe.when.get("model", ()):
+            assert stored_as(model)
+        for formula in recipe.formulas.values():
+            assert evaluate(formula, {"isl": 1, "osl": 1, "concurrency": 1, "tensor_parallel": 1}) > 0
