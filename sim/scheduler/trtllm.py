@@ -40,12 +40,24 @@ NOT_MODELLED = (
 
 @dataclass(frozen=True)
 class Options:
-    """`max_output_tokens`: outputs that the reservation counts for every request, at least its own; 0: its own."""
+    """Named as the arguments of the PyTorch backend, where it has them; defaults as there.
+
+    - `max_output_tokens`: outputs that the reservation counts for every request, at least its own; 0: its own.
+    - `batch_wait_timeout_iters`, `batch_wait_max_tokens_ratio`: while others decode, prompts wait for so many steps at
+      most, until the batch would have that share of `max_num_batched_tokens`; 0: they do not wait.
+    """
 
     max_output_tokens: int = 0
+    batch_wait_timeout_iters: int = 0
+    batch_wait_max_tokens_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least(0, max_output_tokens=self.max_output_tokens)
+        at_least(0, max_output_tokens=self.max_output_tokens, batch_wait_timeout_iters=self.batch_wait_timeout_iters)
+        at_least(0.0, batch_wait_max_tokens_ratio=self.batch_wait_max_tokens_ratio)
+        if self.batch_wait_max_tokens_ratio > 1.0:
+            raise ValueError(
+                f"batch_wait_max_tokens_ratio must be at most 1, got {self.batch_wait_max_tokens_ratio:g}."
+            )
 
 
 def by_arrival(request: IterationRequest) -> int:
@@ -65,6 +77,9 @@ class TensorRTLLM(IterationScheduler[IterationRequest]):
             )
         self.policy = settings.scheduling_policy
         self.max_output_tokens = options.max_output_tokens
+        self._wait_steps = options.batch_wait_timeout_iters
+        self._wait_tokens = options.batch_wait_max_tokens_ratio * self.budget
+        self._waited = 0
         self._spoken_for = 0
 
     def to_completion(self, request: IterationRequest) -> int:
@@ -80,9 +95,27 @@ class TensorRTLLM(IterationScheduler[IterationRequest]):
         else:
             self._spoken_for = sum(self.to_completion(request) for request in self.running.values())
             fitting = [*self.running.values(), *waiting]
+        if self._wait_steps and self._prompts_wait(fitting):
+            fitting = [request for request in fitting if self._decodes(request)]
         if not self.chunked_prefill:
             return sorted(fitting, key=by_arrival)
-        return sorted(fitting, key=lambda request: not (request.decoding and request.index in self.running))
+        return sorted(fitting, key=lambda request: not self._decodes(request))
+
+    def _decodes(self, request: IterationRequest) -> bool:
+        return request.decoding and request.index in self.running
+
+    def _prompts_wait(self, fitting: list[IterationRequest]) -> bool:
+        """Whether prompts wait in this call for others to fill the batch with them."""
+        active = [request for request in fitting if request.emitted < request.outputs]
+        decodes = sum(self._decodes(request) for request in active)
+        if not decodes or decodes == len(active):
+            return False
+        tokens = decodes + sum(request.known - request.computed for request in active if not self._decodes(request))
+        if self._waited < self._wait_steps and tokens < self._wait_tokens:
+            self._waited += 1
+            return True
+        self._waited = 0
+        return False
 
     def tokens_for(self, request: IterationRequest, budget: int) -> int:
         """All it has left, or a chunk of whole blocks."""

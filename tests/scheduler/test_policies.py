@@ -11,7 +11,7 @@ from sim.event.run import run_exact
 from sim.memory.shape import CacheShape, GroupShape
 from sim.report.result import FINISHED
 from sim.scheduler.find import find_scheduler, make_scheduler
-from sim.scheduler.iteration import IterationScheduler
+from sim.scheduler.iteration import IterationRequest, IterationScheduler
 from sim.workload.trace import Workload
 from tests.event.conftest import make_settings, make_table
 
@@ -411,3 +411,23 @@ def test_inter_token_latencies_add_up(name, asynchronous):
     again = simulate(name, **HEAVY, max_num_seqs=4, blocks=20, async_scheduling=asynchronous)
     for field in dataclasses.fields(requests):
         assert np.array_equal(getattr(requests, field.name), getattr(again.requests, field.name))
+
+
+def test_trtllm_prompts_wait_for_company():
+    """At most 3 calls, unless the batch would reach half of its 64 tokens; never while nobody decodes."""
+    options = {"batch_wait_timeout_iters": 3, "batch_wait_max_tokens_ratio": 0.5}
+    scheduler, _ = policy("no evict", 100, max_num_batched_tokens=64, scheduler_options=options)
+
+    def admitted():
+        batch = scheduler.schedule()
+        scheduler.complete(batch)
+        return [request.index for request in batch.admitted]
+
+    scheduler.add(IterationRequest(0, 10, 50))
+    assert admitted() == [0]
+    scheduler.add(IterationRequest(1, 10, 50))
+    assert [admitted() for _ in range(4)] == [[], [], [], [1]]
+    scheduler.add(IterationRequest(2, 10, 50))
+    assert admitted() == []
+    scheduler.add(IterationRequest(3, 20, 50))  # 2 decodes, 10 and 20 tokens: 32 of 64
+    assert admitted() == [2, 3]

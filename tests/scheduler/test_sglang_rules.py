@@ -381,3 +381,17 @@ def test_mistakes_in_the_settings():
     with pytest.raises(ValueError, match="at most 2 batches in flight, got 3: set deployment.pipeline_parallel"):
         make(settings(batches_in_flight=3), shape(100))
     assert read_options(Options, {}).retraction_policy == "length"
+
+
+@pytest.mark.parametrize("late", [0, 4, 9])
+def test_new_requests_are_looked_for_every_so_many_turns(late):
+    made = scheduler(1000, scheduler_recv_interval=10)
+    made.add(request(0, 10, 100))
+    turn(made)  # at rest: seen at once, and prefilled
+    turn(made)  # a prefill counts as 1,000 turns: looked for, nobody there
+    for _ in range(late):
+        turn(made)
+    made.add(request(1, 10, 5))
+    seen = next(turns for turns in range(1, 20) if names(turn(made)[0].admitted))
+    # the tenth decoding turn after the last look
+    assert late + seen == 10

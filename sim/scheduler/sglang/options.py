@@ -16,6 +16,8 @@ class Options:
     - `disable_radix_cache`: no prefix is reused (as `engine.enable_prefix_caching=false`).
     - `enable_priority_scheduling`, `schedule_low_priority_values_first`, `priority_scheduling_preemption_threshold`,
       `disable_priority_preemption`: urgent requests first, and instead of others.
+    - `scheduler_recv_interval`: the loop looks for new requests only after so many turns that decoded (a turn that
+      prefilled counts as 1,000, and a loop without work looks at once).
     - `retraction_policy`: who is retracted first: by `length` (fewest outputs), or by `priority` before that.
 
     And of the clients: `ignore_eos`: requests say that they run to their length; if not, `max_new_tokens` is what
@@ -30,13 +32,14 @@ class Options:
     schedule_low_priority_values_first: bool = False
     priority_scheduling_preemption_threshold: int = 10
     disable_priority_preemption: bool = False
+    scheduler_recv_interval: int = 1
     retraction_policy: str = "length"
     ignore_eos: bool = True
     max_new_tokens: int = 0
 
     def __post_init__(self) -> None:
         at_least(0.0, schedule_conservativeness=self.schedule_conservativeness)
-        at_least(1, max_prefill_tokens=self.max_prefill_tokens)
+        at_least(1, max_prefill_tokens=self.max_prefill_tokens, scheduler_recv_interval=self.scheduler_recv_interval)
         at_least(0, max_new_tokens=self.max_new_tokens)
         one_of(("length", "priority"), retraction_policy=self.retraction_policy)
         if self.max_new_tokens and self.ignore_eos:

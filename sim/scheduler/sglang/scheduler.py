@@ -21,6 +21,7 @@ class SglangScheduler(SchedulerState):
     def schedule(self) -> SglangBatch:
         """One turn of the loop up to the launch; the batch may be empty."""
         self._reset()
+        self._receive()
         batch = SglangBatch()
         batch.number = self._calls
         self._calls += 1
@@ -41,7 +42,7 @@ class SglangScheduler(SchedulerState):
         else:
             self.last = None
             if last is None or not self.overlap:
-                batch.idle = self._reset_due = not (self.waiting or self.running.rows or self.chunked)
+                batch.idle = self._reset_due = not (self.waiting or self._unseen or self.running.rows or self.chunked)
         batch.running = len(self.running.rows)
         batch.waiting = len(self.waiting)
         batch.free_blocks = self.free_blocks
@@ -56,7 +57,7 @@ class SglangScheduler(SchedulerState):
         running, pool = self.running, self.pool
         if batch is not self.last or batch.mode != "decode" or self.chunked is not None or self._ended:
             return False
-        if self.waiting and (not self.full or self.preempts):
+        if self.waiting and (not self.full or self.preempts) or not self._unseen_stay():
             return False
         rows = batch.decodes
         need = running.need
@@ -66,6 +67,7 @@ class SglangScheduler(SchedulerState):
         if not running.repeat(batch):
             return False
         self._calls = batch.number + 1
+        self._decoded_turn()
         self.ratio.step()
         pool.free -= need
         self._counted += self._count_again

@@ -12,6 +12,10 @@ from sim.scheduler.sglang.retraction import make_room
 from sim.scheduler.sglang.running import Running, lag
 
 
+PREFILL_TURNS = 1000
+"""What a turn with a prefill counts for the interval in which the loop looks for new requests."""
+
+
 class SchedulerState:
     """The parts, and the moves of requests between them; `SglangScheduler` decides which.
 
@@ -61,6 +65,8 @@ class SchedulerState:
         self.overlap = overlap
         self.hit_stats = HitStats()
         self.waiting: list[SglangRequest] = []
+        self._unseen: list[SglangRequest] = []
+        self._turns = 0
         self.running = Running(page_size)
         self.chunked: SglangRequest | None = None
         self.full = False
@@ -112,7 +118,31 @@ class SchedulerState:
         request.outputs = max(1, min(request.outputs, request.max_new))
         request.ignore_eos = ignore_eos
         self._unfinished += 1
-        self._enqueue(request)
+        if self.options.scheduler_recv_interval > 1:
+            self._unseen.append(request)
+        else:
+            self._enqueue(request)
+
+    def _receive(self) -> None:
+        """At the begin of a turn: look for new requests, if enough turns have passed since the loop last did."""
+        if self.options.scheduler_recv_interval == 1:
+            return
+        last = self.last
+        self._turns += 1 if last is None or last.mode == "decode" else PREFILL_TURNS
+        rests = last is None and not self.running.rows and not self.waiting and self.chunked is None
+        if rests or self._turns >= self.options.scheduler_recv_interval:
+            self._turns = 0
+            for request in self._unseen:
+                self._enqueue(request)
+            self._unseen.clear()
+
+    def _unseen_stay(self) -> bool:
+        """Whether the next turn, after one that decoded, leaves new requests where they are; there may be none."""
+        return not self._unseen or self._turns + 1 < self.options.scheduler_recv_interval
+
+    def _decoded_turn(self) -> None:
+        """Count a repeated turn that decoded."""
+        self._turns = self._turns + 1 if self._turns + 1 < self.options.scheduler_recv_interval else 0
 
     def _enqueue(self, request: SglangRequest) -> None:
         self._enqueued += 1
@@ -123,9 +153,10 @@ class SchedulerState:
     def abort(self, request: SglangRequest) -> None:
         """Take an unfinished request out; what it computed stays in the tree, what is under way is thrown away."""
         self._unfinished -= 1
-        if request in self.waiting:
-            self.waiting.remove(request)
-            return
+        for queue in (self.waiting, self._unseen):
+            if request in queue:
+                queue.remove(request)
+                return
         last = self.last
         self._pending = last if self.overlap else None
         if request.place >= 0:
