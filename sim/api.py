@@ -143,11 +143,6 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     make_router(conf.deployment.router, conf.seed)
     model = model_from_conf(conf.model)
     device = device_from(dataclasses.asdict(conf.hardware), conf.hardware.name)
-    if conf.engine.scheduler == "sglang" and any(layer.mixer.cache(1, 2.0).state_bytes for layer in model.layers):
-        raise ValueError(
-            f"SGLang's pool of recurrent states is not modelled, so {model.name} cannot be simulated with it: "
-            "choose another engine or model."
-        )
     engine = with_fitting_length(conf.engine, model, device, conf.deployment)
     plan = compile_plan(model, device, engine, conf.deployment)
     budget = memory_budget(model, device, plan.engine, conf.deployment)

@@ -188,7 +188,8 @@ def resolve_engine(
     if conf.max_cudagraph_capture_size is not None or conf.cuda_graph_sizes is not None:
         origin["graph_sizes"] = "user"
     kv_bytes = _kv_bytes(conf.kv_cache_dtype, model)
-    block_size, origin["block_size"] = _block_size(conf, model, tensor, kv_bytes)
+    shared_pages = profile.memory_rule == "vllm"
+    block_size, origin["block_size"] = _block_size(conf, model, tensor, kv_bytes, shared_pages)
     origin["kv_cache_dtype"] = "model" if conf.kv_cache_dtype == "auto" else "user"
     return EngineSettings(
         name=conf.name,
@@ -300,15 +301,18 @@ def _kv_bytes(dtype: str, model: ModelSpec) -> float:
     return DTYPE_BYTES[KV_DTYPE_NAMES[dtype]] + (1 / 16 if dtype == "nvfp4" else 0.0)
 
 
-def _block_size(conf: EngineConf, model: ModelSpec, tensor_parallel: int, kv_bytes: float) -> tuple[int, str]:
+def _block_size(
+    conf: EngineConf, model: ModelSpec, tensor_parallel: int, kv_bytes: float, shared_pages: bool
+) -> tuple[int, str]:
     """Tokens per block and why: as configured, 64 for sparse latent attention, or as many as a recurrent state needs.
 
-    Beside recurrent layers a page of attention must hold one state: the least multiple of 16 tokens that does.
+    Where recurrent layers share pages with attention, a page must hold one state: the least multiple of 16 tokens that
+    does.
     """
     caches = [layer.mixer.cache(tensor_parallel, kv_bytes) for layer in dict.fromkeys(model.layers)]
     states = max(cache.state_bytes for cache in caches)
     per_token = [cache.bytes_per_token for cache in caches if cache.bytes_per_token]
-    if states and per_token:
+    if states and per_token and shared_pages:
         needed = 16 * math.ceil(states / (16 * min(per_token)))
         if needed > conf.block_size:
             return needed, "raised so that a page holds a recurrent state"

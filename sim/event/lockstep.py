@@ -258,7 +258,8 @@ class LockstepGroup(RankGroup):
             for rank in ranks:
                 if rank.state is State.TURN:
                     rank.turn(now_ns)
-                    self._check(rank, now_ns)
+                    if rank.empty_turns or rank.fruitless_preemptions:
+                        self._check(rank, now_ns)
             waiting = [rank.due_ns for rank in ranks if rank.state is State.WAITS]
             if waiting:
                 self.blocked = False

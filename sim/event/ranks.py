@@ -36,6 +36,9 @@ def lockstep_ranks(
     for start in range(0, len(schedulers), data_parallel):
         group = LockstepGroup(price, check_progress)
         queues = Queues(data_parallel, interval_ns) if profile.parallel.balance == "queues" else None
+        join = getattr(schedulers[start], "join", None)
+        if join is not None:
+            join(schedulers[start : start + data_parallel])
         for index in range(start, start + data_parallel):
             queue = BatchQueue(schedulers[index], depth, not profile.nonempty_batch_returns)
             ranks.append(LockstepRank(index, queue, client, log, group=group, queues=queues, host_ns=host_ns))

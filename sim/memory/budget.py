@@ -73,6 +73,8 @@ def _shape(engine: EngineSettings, cache: CacheLayout, length: int) -> RequestSh
 def cache_layout(model: ModelSpec, engine: EngineSettings, tensor_parallel: int, layers: tuple) -> CacheLayout:
     """KV-cache groups of one rank's layers."""
     kept = layer_caches(layer.mixer.cache(tensor_parallel, engine.kv_bytes_per_element) for layer in layers)
+    if engine.profile.memory_rule != "vllm":  # states have a pool of their own there, a term of the sum
+        kept = tuple(layer for layer in kept if layer.bytes_per_token) or kept
     rule = engine.profile.groups_rule
     chunked = any(layer.kind == "chunk" for layer in kept)
     hybrid = engine.hybrid_kv_cache

@@ -12,6 +12,7 @@ NAMES = {
     "peak_activation": "- peak activation",
     "non_torch": "- non-torch",
     "cuda_graphs": "- CUDA graphs",
+    "states": "- states of recurrent layers",
     "before_loading": "- in use before loading",
     "runtime": "- runtime",
     "kept_free": "- kept free",

@@ -20,7 +20,7 @@ chunking policy, adapters, encoder requests.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -28,6 +28,7 @@ from sim.deployment.engine import EngineSettings
 from sim.memory.shape import CacheShape
 from sim.scheduler.iteration import IterationRequest, IterationScheduler
 from sim.scheduler.options import at_least, read_options
+from sim.scheduler.trtllm_gate import PromptGate
 
 
 POLICIES = ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH")
@@ -45,14 +46,18 @@ class Options:
     - `max_output_tokens`: outputs that the reservation counts for every request, at least its own; 0: its own.
     - `batch_wait_timeout_iters`, `batch_wait_max_tokens_ratio`: while others decode, prompts wait for so many steps at
       most, until the batch would have that share of `max_num_batched_tokens`; 0: they do not wait.
+    - `attention_dp_timeout_iters`: with data-parallel attention, while all ranks decode, prompts wait for so many steps
+      at most until every rank has one (`attention_dp_config`); 0: they do not wait.
     """
 
     max_output_tokens: int = 0
     batch_wait_timeout_iters: int = 0
     batch_wait_max_tokens_ratio: float = 0.0
+    attention_dp_timeout_iters: int = 0
 
     def __post_init__(self) -> None:
         at_least(0, max_output_tokens=self.max_output_tokens, batch_wait_timeout_iters=self.batch_wait_timeout_iters)
+        at_least(0, attention_dp_timeout_iters=self.attention_dp_timeout_iters)
         at_least(0.0, batch_wait_max_tokens_ratio=self.batch_wait_max_tokens_ratio)
         if self.batch_wait_max_tokens_ratio > 1.0:
             raise ValueError(
@@ -80,6 +85,8 @@ class TensorRTLLM(IterationScheduler[IterationRequest]):
         self._wait_steps = options.batch_wait_timeout_iters
         self._wait_tokens = options.batch_wait_max_tokens_ratio * self.budget
         self._waited = 0
+        self._gate_steps = options.attention_dp_timeout_iters
+        self._gate: PromptGate | None = None
         self._spoken_for = 0
 
     def to_completion(self, request: IterationRequest) -> int:
@@ -95,11 +102,29 @@ class TensorRTLLM(IterationScheduler[IterationRequest]):
         else:
             self._spoken_for = sum(self.to_completion(request) for request in self.running.values())
             fitting = [*self.running.values(), *waiting]
-        if self._wait_steps and self._prompts_wait(fitting):
+        closed = self._gate is not None and not self._gate.opens(self)
+        if closed or (self._gate is None and self._wait_steps and self._prompts_wait(fitting)):
             fitting = [request for request in fitting if self._decodes(request)]
         if not self.chunked_prefill:
             return sorted(fitting, key=by_arrival)
         return sorted(fitting, key=lambda request: not self._decodes(request))
+
+    def join(self, ranks: "Sequence[TensorRTLLM]") -> None:
+        """This rank is one of `ranks`, which run their steps together."""
+        if self._gate_steps and self._gate is None:
+            gate = PromptGate(ranks, self._gate_steps)
+            for rank in ranks:
+                rank._gate = gate
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether any request has a prompt to compute."""
+        return bool(self.waiting) or any(not request.decoding for request in self.running.values())
+
+    @property
+    def decodes_any(self) -> bool:
+        """Whether any request decodes."""
+        return any(r.decoding and r.emitted < r.outputs for r in self.running.values())
 
     def _decodes(self, request: IterationRequest) -> bool:
         return request.decoding and request.index in self.running

@@ -12,6 +12,7 @@ from sim.memory.shape import CacheShape, GroupShape
 from sim.report.result import FINISHED
 from sim.scheduler.find import find_scheduler, make_scheduler
 from sim.scheduler.iteration import IterationRequest, IterationScheduler
+from sim.scheduler.trtllm_gate import PromptGate
 from sim.workload.trace import Workload
 from tests.event.conftest import make_settings, make_table
 
@@ -431,3 +432,19 @@ def test_trtllm_prompts_wait_for_company():
     assert admitted() == []
     scheduler.add(IterationRequest(3, 20, 50))  # 2 decodes, 10 and 20 tokens: 32 of 64
     assert admitted() == [2, 3]
+
+
+class Rank:
+    def __init__(self, has_prompt, decodes_any):
+        self.has_prompt, self.decodes_any = has_prompt, decodes_any
+
+
+def test_prompts_wait_for_all_data_parallel_ranks():
+    one, other = Rank(True, True), Rank(False, True)
+    gate = PromptGate([one, other], 4)
+    # both ask in every step and get one answer; the fourth step does not wait any longer
+    assert [(gate.opens(one), gate.opens(other)) for _ in range(5)] == [(False,) * 2] * 3 + [(True,) * 2, (False,) * 2]
+    other.has_prompt = True
+    assert gate.opens(one) and gate.opens(other)
+    other.has_prompt, other.decodes_any = False, False  # nothing to hold up there
+    assert gate.opens(one)

@@ -11,8 +11,8 @@ from sim.scheduler.sglang.scheduler import SglangScheduler as SglangScheduler
 
 SUPPORTS = ("enable_prefix_caching",)
 NOT_MODELLED = (
-    "SGLang: speculative decoding, LoRA, HiCache, DP attention, pipeline stages, pools of sliding-window and recurrent "
-    "layers, and the policies random, priority and routing-key",
+    "SGLang: speculative decoding, LoRA, HiCache, pipeline stages, pools of sliding-window layers, prefix reuse of "
+    "recurrent states, and the policies random, priority and routing-key",
 )
 MOST_IN_FLIGHT = 2
 LEAST_RUNNING, MOST_RUNNING = 2048, 4096
