@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float
 LABELS = ("source", "engine", "engine_version", "kernel", "dtype", "model", "op", "timing")
 """What every row says of itself beside its numbers; "" where a table does not tell.
 
-`timing`: "kernel" is the device's time alone (replayed as a graph, or read from a trace of the device), "launch" contains
-what the host needs to launch it, so that short kernels show the host. `kernel`, `dtype`: of the matrix product or of
-the attention's arithmetic; `model`: where the shape is one model's.
+`kernel`, `dtype`: of the matrix product or of the attention's arithmetic; `model`: where the shape is one model's.
+`timing`: "kernel" is the device's time alone (replayed as a graph, or read from a trace of the device), "launch" holds
+what the host needs to launch it too, so that short kernels show the host.
 """
 
 LENGTH_COLUMNS = (
@@ -42,8 +42,9 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 - gemm: `[m, k] x [k, n]`.
 - attention: one layer's kernel over a batch as in `sim.cost.stats.BatchStats`; heads of this rank; `window` infinite
   without one; `warm` 1 where the kernel ran alone and repeatedly, so that the last-level cache holds what fits.
-- moe: one layer's routed experts on one rank: `inter` before division by `tp`; `active` local experts that got rows
-  (NaN where unknown); `skew`: exponent of the bounded power law that routes, 0 for even routing, NaN where unknown.
+- moe: one layer's routed experts on one rank: `tokens` of the whole expert-parallel group; `inter` before division by
+  `tp`; `active` local experts that got rows, `max_load` rows of the busiest local expert over their mean (NaN where
+  unknown); `skew`: exponent of the bounded power law that routes, 0 for even routing, NaN where unknown.
 - elementwise: bytes read and written per token; label `op` names the kernel.
 - sequence: what runs per emitting row (`op`: lm_head, sampler).
 - recurrent: state layers; label `op`: context, decode.

@@ -99,10 +99,18 @@ COMMANDS = {
             (CONFIG_DIR,),
             (),
             "run=DIR       a recorded run, request by request (workload=FILE: what it was driven with)\n"
-            "serving=FILE  measured serving points, one simulated closed loop each (limit=N: only N of them, chosen by\n"
-            "              a hash; jobs=N: processes; results=DIR: where rows.csv and report.html go)\n"
+            "serving=FILE  measured serving points, one simulated closed loop each (limit=N: only N of them, chosen\n"
+            "              by a hash; jobs=N: processes; results=DIR: where rows.csv and report.html go)\n"
             "kv=FILE       measured KV-cache sizes\n"
             "operators     held-out errors of the operator predictors",
+        ),
+        Command(
+            "experiment",
+            "scripts.experiment",
+            "[NAME] [KEY=VALUE ...]",
+            "a shipped study in a table: its configurations, simulated",
+            "headway experiment naive-kv-budget",
+            (CONFIG_DIR,),
         ),
         Command(
             "calibrate",

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calibration.serving.score import Prediction
 
@@ -76,7 +76,7 @@ def configuration(overrides: Overrides, config_dirs: tuple[str, ...]) -> "Simula
     """
     import dataclasses
 
-    counts = {}
+    counts: dict[str, Any] = {}
     rest = []
     for override in overrides:
         key, _, value = override.partition("=")

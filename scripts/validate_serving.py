@@ -8,7 +8,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from calibration.serving.decision import decisions, groups
 from calibration.serving.page import serving_page
@@ -17,6 +19,7 @@ from calibration.serving.scope import STILL_SIMULATED, chosen, excluded
 from calibration.serving.score import METRICS, Point, Prediction, by, statistics
 from calibration.serving.setup import Setup, setup_of
 from calibration.serving.table import Row, read_table
+from conf.compose import compose
 from conf.files import by_hf_id
 from scripts.answer import Answer
 from scripts.arguments import Arguments
@@ -42,6 +45,7 @@ def run(arguments: Arguments) -> Answer:
     jobs = whole("jobs", given.get("jobs"), MOST_JOBS) or os.cpu_count() or 1
     limit = whole("limit", given.get("limit"), 10**9)
     own = [word for word in arguments.words if key_of(word) not in OWN]
+    check_own(own, arguments.values("--config-dir"))
     folder = output_folder(given.get("results"))
     everything = read_table(path)
     reasons = {row.line: excluded(row) for row in everything}
@@ -59,8 +63,8 @@ def run(arguments: Arguments) -> Answer:
         if row.line in kept or reasons[row.line]
     ]
     counted = [point for point in points if not point.excluded]
-    left_over = Counter(found.reason for point in counted if (found := point.prediction) and found.status != "ok")
-    fields = {
+    unpriced = Counter(point.prediction.reason for point in counted if point.prediction and point.failed)
+    fields: dict[str, Any] = {
         "status": "ok",
         "rows": len(counted),
         "failed": sum(point.failed for point in counted),
@@ -68,7 +72,7 @@ def run(arguments: Arguments) -> Answer:
         **{metric: statistics(counted, metric) for metric in METRICS},
         "regret": decisions(counted),
         "by": by(points),
-        "reasons": dict(left_over.most_common(MOST_REASONS)),
+        "reasons": dict(unpriced.most_common(MOST_REASONS)),
         "simulations": len(wanted),
         "results": str(folder),
     }
@@ -77,6 +81,18 @@ def run(arguments: Arguments) -> Answer:
     (folder / PAGE).write_text(serving_page(points, groups(counted), fields, path.name), encoding="utf-8")
     text = f"{report_text(fields, table)}\nResults: {folder}/ ({CSV}, {PAGE})"
     return Answer(fields, text, 0 if fields["failed"] < fields["rows"] else 2)
+
+
+def check_own(own: Sequence[str], config_dirs: Sequence[str]) -> None:
+    """Raise `ValueError` for an own setting that no row could have: said once, not by every row."""
+    for word in own:
+        key = key_of(word)
+        if "." not in key:
+            near = get_close_matches(key, OWN, 1, 0.5)
+            hint = f"did you mean {near[0]}?" if near else "an own setting is GROUP.KEY=VALUE."
+            raise ValueError(f"validate serving=FILE has no key {key} (known: {', '.join(OWN)}): {hint}")
+    if own:
+        compose(own, config_dirs)
 
 
 def whole(key: str, text: str | None, most: int) -> int | None:

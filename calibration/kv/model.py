@@ -24,8 +24,10 @@ hub_names, shapes = cache(by_hub_name), cache(catalogue)
 
 
 @cache
-def model_of(name: str, dtype: str) -> ModelSpec:
+def model_of(name: str, dtype: str, least_length: int = 0) -> ModelSpec:
     """The model that a log calls `name`, `dtype` being what it says of types (`bf16;w=fp8;kv=fp8`).
+
+    `least_length`: tokens that its checkpoint has positions for at least, as a server runs with that many.
 
     **Raises:** ValueError, one sentence, for a model that no rule finds, or a format that is not known.
     """
@@ -36,13 +38,27 @@ def model_of(name: str, dtype: str) -> ModelSpec:
     online = given.get("w") if given.get("w") in ONLINE else None
     activation = PRECISIONS.get(dtype.split(";")[0].strip().lower(), "auto")
     section = stored_as(words)
+    if section is not None and repacked(slug, name, config):
+        del config["quantization_config"]
     if not config.get("quantization_config") and section is not None and (online is None or online in name.lower()):
         # a format in the name is the checkpoint's own, not what the engine makes of it
         kept = mapping(_file()["kept"], "models.yaml: kept").get(slug, [])
         config["quantization_config"] = {**section, "ignore": [*section.get("ignore", []), *kept]}
         online = None
     _reduce(config, name)
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
+    if least_length > text.get("max_position_embeddings", least_length):
+        text["max_position_embeddings"] = least_length
     return read_model(config, name, activation, online)
+
+
+def repacked(slug: str, name: str, config: Mapping[str, Any]) -> bool:
+    """Whether the name tells another format than the one the model's makers store it in (`DeepSeek-R1-FP4`)."""
+    made, told = config.get("quantization_config"), stored_as(name.lower())
+    if not made or told is None or STORED.search(slug):
+        return False
+    return bool(told["quant_method"] != made.get("quant_method"))
 
 
 def slug_of(name: str) -> str:

@@ -45,7 +45,9 @@ def server_of(case: KVCase, said: Mapping[str, int]) -> Server:
     **Raises:** ValueError, one sentence, where model, device or engine cannot be told. Nothing measured is read.
     """
     device, notes = device_of(case.hardware)
-    model = model_of(case.model, case.dtype)
+    # a server that has a cache got past the check of its length
+    length = int(case.max_model_len) if case.counts and case.max_model_len.isdigit() else 0
+    model = model_of(case.model, case.dtype, length)
     if case.tensor_parallel is None:
         raise ValueError("the log does not tell over how many devices the model is spread.")
     if case.engine not in ENGINES:

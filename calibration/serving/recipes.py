@@ -1,13 +1,14 @@
 """How the servers of a benchmark were started, where that is public: settings by engine, device, model and sizes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from calibration.serving.formula import evaluate
 from sim.documents import mapping, parse_yaml
+from sim.scheduler.find import find_scheduler
 
 
 CONDITIONS = (
@@ -16,14 +17,16 @@ CONDITIONS = (
 )  # fmt: skip
 
 
+OPTIONS = "scheduler_options."
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """One entry: what must hold of a row, settings as they stand and as formulas, and what they leave out."""
+    """One entry: what must hold of a row, and settings, as they stand and as formulas."""
 
     when: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, Any]
     formulas: Mapping[str, str]
-    left_out: tuple[str, ...]
 
     def holds(self, facts: Mapping[str, str], concurrency: int) -> bool:
         """Whether the entry is for a row with these facts; a condition that names nothing of it does not hold."""
@@ -45,16 +48,27 @@ def settings_of(facts: Mapping[str, str], counts: Mapping[str, int]) -> tuple[di
     """Engine settings (by their keys below `engine.`) that the entries for a row give, later ones over earlier ones.
 
     `facts`: bench, engine, hardware, model, precision, tensor_parallel, isl, osl, attention (`dp` or `tp`) and date,
-    as texts; `counts`: concurrency, isl, osl and tensor_parallel, which formulas may use. Also what is left out.
+    as texts; `counts`: concurrency, isl, osl and tensor_parallel, which formulas may use. Also the settings that the
+    engine's scheduler has no option for, as `name=value`: those are left out.
     """
     settings: dict[str, Any] = {}
-    left_out: list[str] = []
     for recipe in recipes():
         if recipe.holds(facts, counts["concurrency"]):
             settings |= recipe.settings
             settings |= {key: evaluate(formula, counts) for key, formula in recipe.formulas.items()}
-            left_out += recipe.left_out
-    return settings, left_out
+    unknown = [
+        key
+        for key in settings
+        if key.startswith(OPTIONS) and key.removeprefix(OPTIONS) not in scheduler_options(facts["engine"])
+    ]
+    return settings, [f"{key.removeprefix(OPTIONS)}={settings.pop(key)}" for key in unknown]
+
+
+@cache
+def scheduler_options(engine: str) -> frozenset[str]:
+    """The names of the options that an engine's own scheduler has."""
+    options = getattr(find_scheduler(engine), "Options", None)
+    return frozenset(field.name for field in fields(options)) if options else frozenset()
 
 
 @cache
@@ -64,15 +78,14 @@ def recipes() -> tuple[Recipe, ...]:
     found = []
     for number, entry in enumerate(mapping(parse_yaml(text, "recipes.yaml"), "recipes.yaml")["recipes"], 1):
         where = f"recipes.yaml, entry {number}"
-        fields = mapping(entry, where)
-        when = {key: _texts(value) for key, value in mapping(fields.pop("when"), where).items()}
+        entries = mapping(entry, where)
+        when = {key: _texts(value) for key, value in mapping(entries.pop("when"), where).items()}
         unknown = [key for key in when if key not in CONDITIONS]
-        settings = mapping(fields.pop("set", {}), where)
-        formulas = {key: str(value) for key, value in mapping(fields.pop("compute", {}), where).items()}
-        left_out = _texts(fields.pop("left_out", []))
-        if unknown or fields:
-            raise ValueError(f"{where}: unknown key {[*unknown, *fields][0]}.")
-        found.append(Recipe(when, settings, formulas, left_out))
+        settings = mapping(entries.pop("set", {}), where)
+        formulas = {key: str(value) for key, value in mapping(entries.pop("compute", {}), where).items()}
+        if unknown or entries:
+            raise ValueError(f"{where}: unknown key {[*unknown, *entries][0]}.")
+        found.append(Recipe(when, settings, formulas))
     return tuple(found)
 
 

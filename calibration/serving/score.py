@@ -1,6 +1,7 @@
 """How well predictions match a table: relative errors of each row, and their statistics over any set of rows."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,15 +81,16 @@ def statistics(points: Sequence[Point], metric: str) -> dict[str, Any]:
     errors = np.array([error for point in points if (error := point.error(metric)) is not None], float)
     priced = errors[np.isfinite(errors)]
 
-    def at(share: float) -> float | None:
-        found = np.sort(abs(errors))[math.ceil(share * len(errors)) - 1] if len(errors) else math.inf
-        return float(found) if math.isfinite(found) else None
+    def finite(value: float) -> float | None:
+        return float(value) if math.isfinite(value) else None
+
+    size = np.sort(abs(errors))
 
     return {
         "rows": len(errors),
-        "median_error": at(0.5),
+        "median_error": finite(np.median(size)) if len(size) else None,
         "mean_error": float(abs(priced).mean()) if len(priced) else None,
-        "p90_error": at(0.9),
+        "p90_error": finite(size[math.ceil(0.9 * len(size)) - 1]) if len(size) else None,
         "bias": float(np.median(priced)) if len(priced) else None,
     }
 
@@ -126,6 +128,12 @@ DIMENSIONS: dict[str, Callable[[Point], str]] = {
 }
 
 
+def _natural(label: str) -> tuple[int, int, str]:
+    """Sorts by a number in front, then as text: 9-32 before 33-128, 1024/1024 before 8192/1024."""
+    numbers = [int(number) for number in re.findall(r"\d+", label)] if label[:1].isdigit() else []
+    return (*numbers, 0, 0)[0], (*numbers, 0, 0)[1], label
+
+
 def by(points: Iterable[Point]) -> dict[str, dict[str, Any]]:
     """The summary by every dimension; `mode` and `excluded` also have the rows that do not count.
 
@@ -138,7 +146,7 @@ def by(points: Iterable[Point]) -> dict[str, dict[str, Any]]:
         groups: dict[str, list[Point]] = {}
         for point in counted:
             groups.setdefault(label(point), []).append(point)
-        found[name] = {key: summary(groups[key]) for key in sorted(groups)}
+        found[name] = {key: summary(groups[key]) for key in sorted(groups, key=_natural)}
     apart = [point for point in everything if point.excluded == DISAGGREGATED]
     found["mode"] = {"co-located": summary(counted)} | ({DISAGGREGATED: {"rows": len(apart)}} if apart else {})
     found["excluded"] = {

@@ -118,16 +118,18 @@ def read_table(path: Path) -> list[Row]:
 
 
 def _row(cells: dict[str, str], where: str, line: int) -> Row:
+    def text(key: str) -> str:
+        return cells[key].strip()
+
     def number(key: str) -> float | None:
-        text = cells[key].strip()
-        if not text:
+        if not text(key):
             return None
         try:
-            value = float(text)
+            value = float(text(key))
         except ValueError:
             value = math.nan
         if not 0 <= value <= MOST:
-            raise ValueError(f"{where}: {key} must be a number from 0 to {MOST:g} or empty, got {text!r:.40}.")
+            raise ValueError(f"{where}: {key} must be a number from 0 to {MOST:g} or empty, got {text(key)!r:.40}.")
         return value
 
     def count(key: str) -> int:
@@ -142,10 +144,21 @@ def _row(cells: dict[str, str], where: str, line: int) -> Row:
         raise ValueError(f"{where}: {zero} must be above 0 ms, got {cells[zero]!r:.40}.")
     return Row(
         line=line,
-        **{key: cells[key].strip() for key in TEXTS},
-        **{key: count(key) for key in COUNTS},
+        source=text("source"),
+        hardware=text("hardware"),
+        engine=text("engine"),
+        engine_version=text("engine_version"),
+        model=text("model"),
+        precision=text("precision"),
+        notes=text("notes"),
+        num_gpus=count("num_gpus"),
+        tp=count("tp"),
+        ep=count("ep"),
+        dp=count("dp"),
+        isl=count("isl"),
+        osl=count("osl"),
         # "inf": all at once
-        concurrency=math.inf if cells["concurrency_or_qps"].strip() == "inf" else number("concurrency_or_qps"),
+        concurrency=math.inf if text("concurrency_or_qps") == "inf" else number("concurrency_or_qps"),
         disaggregated=bool(number("disagg")),
         duplicate=bool(number("dup")),
         latency_ms=latency,

@@ -3,15 +3,17 @@
 With A active experts of H x I and gm matrices, R rows and P padded rows of a tile (`loads`), T k rows in all,
 
     t = t0 + (products^p + stream^p)^(1/p) + around + cE E + cT T
-    products = min over tiles (2 P gm H I/(share peak) + sum over both products (1 + blocks/units)(start + step K))
+    products = a tile's 2 P gm H I/(share peak) + sum over both products (1 + blocks/units)(start + step K)
     stream = (A gm H I e + 2 R (H + 4 I))/(share memory rate)
     around = 2 (ca gm I + cb H) T k/(share memory rate)
 
-where a product of N columns and depth K has `blocks = P/tile N/128`. `around` is the activation and the weighted sum: they
+where a product of N columns and depth K has `blocks = P/tile N/128`. Libraries that search for the best tile get the
+least over tiles; an untuned Triton kernel takes 16 rows up to as many tokens as the rank has experts, 64 beyond. `around` is the activation and the weighted sum: they
 run over all T k rows, also under expert parallelism. Rates are shares of the device's, so that gradients reach those.
 """
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -48,6 +50,9 @@ class Parts(NamedTuple):
     around_s: Float[Array, "*axes"]
 
 
+FEW, MANY = TILES.index(16), TILES.index(64)
+"""Tiles of an untuned kernel."""
+
 START = {
     "t0": 2e-5,
     "memory_share": 1.0,
@@ -79,18 +84,24 @@ BOUNDS = {
 def moe_parts(
     constants: Mapping[str, Any], work: Experts, loads: Loads, tokens: Float[Array, "*axes"]
 ) -> Parts:
-    """Seconds of one layer over `tokens` tokens. `constants`: broadcast to the axes, `tile_share` by tile in front."""
+    """Seconds of one layer over `tokens` tokens.
+
+    `constants`: broadcast to the axes, `tile_share` with tiles in front; `untuned` is 1 where the tile follows from
+    the tokens, 0 where it is searched for.
+    """
     weights = work.matrices * work.hidden * work.inter
     peak = 2.0 * weights / work.flops_per_s
     columns = ((work.matrices - 1.0) * work.inter, work.hidden)
     depths = (work.hidden, work.inter)
-    best: Any = None
+    tiles_s = []
     for index, tile in enumerate(TILES):
         products_s = loads.padded[index] * peak / constants["tile_share"][index]
         for n, k in zip(columns, depths, strict=True):
             blocks = loads.padded[index] / tile * n / BLOCK_COLUMNS
             products_s = products_s + (1.0 + blocks / work.units) * (constants["start"] + constants["step"] * k)
-        best = products_s if best is None else jnp.minimum(best, products_s)
+        tiles_s.append(products_s)
+    ruled_s = jnp.where(tokens <= work.local_experts, tiles_s[FEW], tiles_s[MANY])
+    best = jnp.where(constants["untuned"] > 0.5, ruled_s, reduce(jnp.minimum, tiles_s))
     rate = constants["memory_share"] * work.memory_bytes_per_s
     weights_s = loads.active * weights * work.weight_bytes / rate
     stream_s = weights_s + loads.rows * (work.hidden + 4.0 * work.inter) * OUTPUT_BYTES / rate
@@ -116,6 +127,7 @@ def moe_features(
         *(jnp.log(x) for x in (work.hidden, work.inter, work.experts, work.local_experts, work.top_k)),
         *(jnp.log(x * per_s + 1e-3) for x in (parts.weights_s, parts.products_s, parts.around_s)),
         jnp.log(tokens * work.top_k * work.local_experts / work.experts / rows),
+        jnp.where(tokens <= work.local_experts, 0.0, 1.0),
         work.inter / 128.0 % 1.0,
         work.matrices,
     ]

@@ -3,7 +3,8 @@
 Even routing strides over the experts: token t takes `t + i ceil(E/k)` for i < k, from rank 0's view (with fewer tokens
 than a stride, its start is spread over the stride). Skewed routing draws popularities from a bounded power law, rounds
 them to T k rows, caps each at T, and hands what is over or missing out in turn, to the emptiest expert of each
-rank (or from the fullest). The busiest rank is measured. Draws have a fixed seed; a row's loads are means over `DRAWS`.
+rank (or from the fullest). Tables of `UNCAPPED` versions give what is missing to the most popular experts instead, with no
+cap. The busiest rank is measured. Draws have a fixed seed; a row's loads are means over `DRAWS`.
 """
 
 from functools import cache
@@ -16,16 +17,19 @@ from predictors.table import OperatorTable
 
 
 DRAWS = 16
+UNCAPPED = (("vllm", "0.14.0"), ("trtllm", "1.0.0"))
 KEY = ("tokens", "experts", "top_k", "ep", "skew")
 
 
 def table_loads(table: OperatorTable) -> Loads:
     """Loads of every row; where a row tells how many experts were active, or how full the fullest was, from that."""
     keys = np.stack([np.nan_to_num(table[name]) for name in KEY], axis=1)
+    builds = zip(table["engine"].tolist(), table["engine_version"].tolist(), strict=True)
+    keys = np.column_stack([keys, [build in UNCAPPED for build in builds]])
     known = np.isfinite(table["active"])
-    keys[known] = 1.0
+    keys[known] = (1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
     distinct, place = np.unique(keys, axis=0, return_inverse=True)
-    found = np.array([_loads(*map(int, key[:4]), float(key[4])) for key in distinct])[place]
+    found = np.array([_loads(*map(int, key[:4]), float(key[4]), bool(key[5])) for key in distinct])[place]
     rows, active, padded = found[:, 0], found[:, 1], found[:, 2:].T
     if known.any():
         local = table["experts"] / table["ep"]
@@ -36,12 +40,12 @@ def table_loads(table: OperatorTable) -> Loads:
 
 
 @cache
-def _loads(tokens: int, experts: int, top_k: int, ranks: int, skew: float) -> tuple[float, ...]:
+def _loads(tokens: int, experts: int, top_k: int, ranks: int, skew: float, uncapped: bool) -> tuple[float, ...]:
     """Rows, active experts and padded rows of the measured rank."""
     if skew == 0.0:
         counts = strided(tokens, experts, top_k)[None, : max(experts // ranks, 1)]
     else:
-        drawn = skewed(tokens, experts, top_k, ranks, skew)
+        drawn = skewed(tokens, experts, top_k, ranks, skew, uncapped)
         counts = drawn[np.arange(DRAWS), drawn.sum(axis=2).argmax(axis=1)]
     padded = (float((np.ceil(counts / tile) * tile).sum(axis=1).mean()) for tile in TILES)
     return float(counts.sum(axis=1).mean()), float((counts > 0).sum(axis=1).mean()), *padded
@@ -56,7 +60,7 @@ def strided(tokens: int, experts: int, top_k: int) -> Int[np.ndarray, " expert"]
 
 
 def skewed(
-    tokens: int, experts: int, top_k: int, ranks: int, skew: float
+    tokens: int, experts: int, top_k: int, ranks: int, skew: float, uncapped: bool = False
 ) -> Int[np.ndarray, "draw rank local"]:
     """Rows of each expert in `DRAWS` draws from the power law of exponent `skew`."""
     total = tokens * top_k
@@ -66,12 +70,27 @@ def skewed(
     uniform = generator.random((DRAWS, experts))
     drawn = (low**power + uniform * (high**power - low**power)) ** (1.0 / power)
     rounded = np.rint(drawn / drawn.sum(axis=1, keepdims=True) * total).astype(int)
+    if uncapped:
+        return _to_the_largest(rounded, drawn, total).reshape(DRAWS, ranks, experts // ranks)
     over = np.maximum(rounded - tokens, 0).sum(axis=1)
     counts = np.minimum(rounded, tokens).reshape(DRAWS, ranks, experts // ranks)
     counts = _in_turn(counts, over, 1, tokens)
     missing = total - counts.sum(axis=(1, 2))
     counts = _in_turn(counts, np.maximum(missing, 0), 1, tokens)
     return _in_turn(counts, np.maximum(-missing, 0), -1, tokens)
+
+
+def _to_the_largest(
+    counts: Int[np.ndarray, "draw expert"], drawn: Float[np.ndarray, "draw expert"], total: int
+) -> Int[np.ndarray, "draw expert"]:
+    """What is missing of `total` goes to the most popular experts, one row each; what is over is taken from the least."""
+    missing = (total - counts.sum(axis=1))[:, None]
+    experts = counts.shape[1]
+    place = np.argsort(np.argsort(-drawn, axis=1, kind="stable"), axis=1)
+    place = np.where(missing > 0, place, experts - 1 - place)
+    units = np.abs(missing)
+    change = np.sign(missing) * (units // experts + (place < units % experts))
+    return np.maximum(counts + change, 0)
 
 
 def _in_turn(

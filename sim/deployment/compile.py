@@ -38,8 +38,9 @@ def compile_plan(
     waits_s = settings.profile.host_step_s if settings.batches_in_flight == 1 else 0.0
     kv_bytes, name = settings.kv_bytes_per_element, settings.name
     exchange = exchange_of(deployment_conf, rules)
+    runner = replace(device, kernel_launch_s=device.kernel_launch_s * settings.profile.eager_launches)
     lowered = [
-        lower_rank(model, device, domains, kv_bytes, waits_s, name, stages, stage, rules, exchange)
+        lower_rank(model, runner, domains, kv_bytes, waits_s, name, stages, stage, rules, exchange)
         for stage in range(stages)
     ]
     return Plan(

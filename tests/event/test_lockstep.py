@@ -11,13 +11,20 @@ from sim.cost.lockstep import LockstepPrices
 from sim.deployment.engine import EngineProfile
 from sim.deployment.rules import ParallelRules
 from sim.event.balance import Queues
-from sim.event.lockstep import LockstepPricer
+from sim.event.batch_queue import BatchQueue
+from sim.event.client import Client
+from sim.event.cluster import Stuck, check_progress, run_cluster
+from sim.event.lockstep import LockstepGroup, LockstepPricer, LockstepRank
+from sim.event.log import StepLog
 from sim.event.run import ExactRun, run_exact
+from sim.memory.shape import CacheShape, GroupShape
 from sim.report.result import FINISHED
 from sim.scheduler.base import Batch
+from sim.scheduler.find import make_scheduler
 from sim.workload.trace import Workload
 
 from .conftest import make_settings, make_table
+from .pressure import draw, mode_names
 
 
 MS = 1_000_000
@@ -255,3 +262,34 @@ def test_balancing_rules():
     assert ranks(work, three, data_parallel=3).requests.replica.tolist() == [0, 1, 2, 1]
     turn = make_settings(profile=EngineProfile(parallel=ParallelRules(balance="round_robin")))
     assert ranks(work, turn, data_parallel=3).requests.replica.tolist() == [0, 1, 2, 0]
+
+
+def test_a_rank_that_gets_nowhere_is_told():
+    """Its scheduler takes a request and decides nothing for it: the other rank's dummy batches do not hide that."""
+
+    log, client = StepLog(), Client(workload([0], [5], [2]))
+    group = LockstepGroup(LockstepPricer(prices(), make_settings()), check_progress)
+    cache = CacheShape(50, False, (GroupShape("full", 16),))
+    schedulers = [make_scheduler("vllm", make_settings(), cache) for _ in range(2)]
+    schedulers[0].schedule = Batch
+    made = [LockstepRank(i, BatchQueue(one), client, log, group=group) for i, one in enumerate(schedulers)]
+    with pytest.raises(Stuck, match="scheduler of replica 0 decided 10001 empty batches in a row"):
+        run_cluster(client, made, lambda index, targets: 0, lambda prompt, outputs: outputs)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in mode_names() if "/pp" not in mode])
+def test_every_scheduler_in_lockstep(mode):
+    """Conservation is checked in the run; each token but the first of a request follows another."""
+    case = draw(mode, 1)
+    run = ranks(
+        case.workload,
+        case.settings,
+        prices(row_s=1e-5),
+        blocks=case.blocks + 1,
+        groups=case.groups,
+        replicas=case.replicas,
+        scheduler=case.scheduler,
+    )
+    done = run.requests.status == FINISHED
+    assert done.tolist() == [tokens is not None for tokens in case.servable()]
+    assert run.itl_count.sum() == (run.requests.output_tokens[done] - 1).sum()

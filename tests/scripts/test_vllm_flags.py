@@ -324,7 +324,7 @@ def test_exchange_of_tokens():
         ("vllm@0.33", ["engine=vllm-0.33.0"]),
         ("0.19.0", ["engine=vllm-0.19.0"]),
         ("v0.10.2", ["engine=vllm-0.10.2"]),
-        ("vllm-0.20.1", ["engine=vllm-0.19.0", 'engine.version="0.20.1"']),
+        ("vllm-0.20.1", ["engine=vllm-0.20.0", 'engine.version="0.20.1"']),
     ],
 )
 def test_engine_versions(wanted, overrides):

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from sim.report.page.build import asset, embedded, fill
 from sim.report.page.data import rounded
 
@@ -82,8 +84,8 @@ def _panel(panel: Panel, order: list[str]) -> dict[str, Any]:
     return {
         "title": panel.title,
         "unit": panel.unit,
-        "x": rounded(panel.measured, 4),
-        "y": rounded(panel.predicted, 4),
+        "x": rounded(np.asarray(panel.measured, float), 4),
+        "y": rounded(np.asarray(panel.predicted, float), 4),
         "name": list(panel.names),
         "group": [order.index(group) for group in panel.groups],
     }

@@ -69,6 +69,20 @@ def test_experts_of_a_checkpoint_whose_attention_stays():
     assert formats["o"] == 2.0 and model.layers[0].ffn.routed(model.hidden, 1).bytes_per_param == 1.0
 
 
+def test_a_repacked_checkpoint_is_stored_as_its_name_says():
+    plain, packed = model_of("deepseek-ai/DeepSeek-R1-0528", "fp8"), model_of("nvidia/DeepSeek-R1-FP4", "nvfp4")
+    assert plain.quantisation == "fp8" and packed.quantisation == "modelopt NVFP4"
+    assert model_of("openai/gpt-oss-20b", "mxfp4").quantisation == "mxfp4"
+
+
+def test_a_server_with_a_longer_context_has_the_positions_for_it():
+    log = case("0.19.0", model="Qwen/Qwen3-4B-Instruct-2507", max_model_len="262144")
+    told = KVCase(**{**vars(log), "reported": {"num_gpu_blocks": Reported(10, 0, "blocks")}})
+    assert server_of(told, {}).model.max_model_len == 262144
+    # a log of a start that may have failed for that very reason does not say so
+    assert server_of(log, {}).model.max_model_len < 262144
+
+
 def test_a_reduced_model_keeps_its_shape():
     model = model_of("deepseek-ai/DeepSeek-V3.2-Exp-16L64E (reduced)", "fp8 block 128x128")
     assert len(model.layers) == 16 and model.layers[-1].ffn.experts == 64 and model.hidden == 7168

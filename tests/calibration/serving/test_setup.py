@@ -37,6 +37,15 @@ def test_a_vendors_sweep_has_lengths_around_the_nominal_ones_and_default_setting
     assert not any("max_num_seqs" in word for word in found.overrides)
 
 
+def test_what_the_scheduler_has_no_option_for_is_left_out_and_said(row, monkeypatch):
+    monkeypatch.setattr("calibration.serving.recipes.scheduler_options", lambda engine: {"max_prefill_tokens"})
+    cells = {"engine": "sglang", "hardware": "mi355x", "model": "deepseek-ai/DeepSeek-R1", "precision": "fp8"}
+    found = setup_of(row(**cells, engine_version="0.5.9"), by_hf_id)
+    assert found.left_out == ("num_continuous_decode_steps=4",)
+    assert not any("num_continuous" in word for word in found.overrides)
+    assert "++engine.scheduler_options.max_prefill_tokens=196608" in found.overrides
+
+
 def test_an_experiment_says_how_many_prompts(row):
     cells = {"source": "S/InferenceX experimental/t", "notes": "date=20260216; experimental 160 prompts; closed loop"}
     assert "workload.num_requests=160" in setup_of(row(**cells), by_hf_id).overrides

@@ -1,0 +1,165 @@
+"""Family `decode`: attention kernels of batches that only decode, one fit per device over all engines' kernels.
+
+Physics with constants by kernel (`decode_form`) times an ensemble's residual, one ensemble per engine (`decode_features`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool
+
+from predictors.attention.decode_features import features, within
+from predictors.attention.decode_form import BOUNDS, chosen, seconds, starts, work
+from predictors.attention.decode_kernels import (
+    Kernels,
+    as_arrays,
+    engine_of,
+    is_decode,
+    kernels_of,
+    names_of,
+    rates_of,
+    rows_of,
+)
+from predictors.family import Fitted, Predicted
+from predictors.physics import fit_constants
+from predictors.residual import Residual, Schedule, train
+from predictors.splits import held_out
+from predictors.table import OperatorTable
+from sim.hardware.spec import DeviceConf
+
+
+NAME = "decode"
+VERSION = 1
+PER_KERNEL, DESCENT = 300, 1000
+SCHEDULE = Schedule(members=3, width=64, steps=4000, batch=1024)
+QUICK = Schedule(members=2, width=16, steps=200, batch=256)
+CHUNK = 16384
+
+
+def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool, schedule=None) -> Fitted:
+    """Constants of all kernels together, then one ensemble per engine."""
+    table = table.where(is_decode(table))
+    names = names_of(table)
+    known = tuple(sorted(set(names.tolist())))
+    code = np.array([known.index(name) for name in names.tolist()])
+    kernels, rates = kernels_of(table, names, known), rates_of(device)
+    batch = rows_of(table, kernels, code)
+    sample = _sample(code, np.asarray(table["decode_sum"] * table["kv_heads"]), seed)
+    small = jax.tree.map(lambda leaf: jnp.asarray(leaf)[sample], batch)
+    with jax.enable_x64(True):
+        small = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[sample], batch)
+        done = work(small, rates)
+        constants, _ = fit_constants(
+            lambda found: seconds(small, done, rates, chosen(found, code[sample])),
+            starts(len(known)),
+            table.seconds[sample],
+            bounds=BOUNDS,
+            steps=100 if quick else DESCENT,
+        )
+    physics_s, seen = _seen(batch, code, kernels, constants, rates, len(known))
+    nets = {}
+    for engine in sorted({engine_of(name) for name in known}):
+        mine = np.flatnonzero(np.array([engine_of(name) == engine for name in known])[code])
+        count = np.bincount(code[mine], minlength=len(known))
+        rows = np.repeat(mine, np.rint((count.max() / count[code[mine]]) ** 0.5).astype(int))
+        net = train(
+            seen[rows],
+            np.log(table.seconds / physics_s)[rows],
+            seed=seed,
+            schedule=schedule or (QUICK if quick else SCHEDULE),
+        )
+        nets[engine] = _stored(net)
+    arrays = {"constants": constants, "kernels": as_arrays(kernels), "nets": nets}
+    return Fitted(NAME, VERSION, arrays, known, {"rows": len(table), "seed": seed})
+
+
+def predict(fitted: Fitted, table: OperatorTable, device: DeviceConf) -> Predicted:
+    """Price every row."""
+    kernels = Kernels(**fitted.arrays["kernels"])
+    names = names_of(table)
+    code = np.array([fitted.kernels.index(name) if name in fitted.kernels else 0 for name in names.tolist()])
+    rates = rates_of(device)
+    batch = rows_of(table, kernels, code)
+    physics_s, seen = _seen(batch, code, kernels, fitted.arrays["constants"], rates, len(fitted.kernels))
+    factor, spread, outside = np.ones(len(table)), np.zeros(len(table)), np.zeros(len(table))
+    for engine, stored in fitted.arrays["nets"].items():
+        mine = np.flatnonzero(np.array([engine_of(name) == engine for name in fitted.kernels])[code])
+        net = residual(stored)
+        for start in range(0, len(mine), CHUNK):
+            rows = mine[start : start + CHUNK]
+            found = _apply(net, jnp.asarray(seen[rows]))
+            factor[rows], spread[rows], outside[rows] = np.exp(found.log_factor), found.spread, found.outside
+    return Predicted(physics_s * factor, spread, outside)
+
+
+def splits(table: OperatorTable, device: DeviceConf) -> Mapping[str, Bool[np.ndarray, " row"]]:
+    mine = is_decode(table)
+    heads = ("q_heads", "kv_heads", "qk_dim")
+    cells = ("decodes", "decode_max")
+    tokens = table["decode_sum"]
+    top = np.quantile(tokens[mine], 0.75)
+    found = {
+        "shapes": held_out(table, heads, 16) | held_out(table, cells, 16),
+        "heads": held_out(table, heads),
+        "cells": held_out(table, cells),
+        "top": tokens >= top,
+    }
+    return {name: rows & mine for name, rows in found.items()}
+
+
+_apply = jax.jit(lambda net, rows: net(rows))
+
+
+def residual(stored: Mapping[str, Any]) -> Residual:
+    width = stored["parameters"]["Dense_0"]["bias"].shape[-1]
+    return Residual(width=width, **stored)
+
+
+def _stored(net: Residual) -> dict[str, Any]:
+    return {
+        "parameters": jax.tree.map(lambda leaf: np.asarray(leaf, np.float16), net.parameters),
+        "center": np.asarray(net.center, np.float32),
+        "scale": np.asarray(net.scale, np.float32),
+        "low": np.asarray(net.low, np.float32),
+        "high": np.asarray(net.high, np.float32),
+    }
+
+
+def _sample(code: np.ndarray, size: np.ndarray, seed: int) -> np.ndarray:
+    """Rows of each kernel, up to `PER_KERNEL`: half of them among its largest quarter."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for kernel in range(code.max() + 1):
+        rows = np.flatnonzero(code == kernel)
+        order = rows[np.argsort(size[rows], kind="stable")]
+        cut = len(order) * 3 // 4
+        for part in (order[:cut], order[cut:]):
+            found.append(rng.choice(part, min(PER_KERNEL // 2, len(part)), replace=False))
+    return np.sort(np.concatenate(found))
+
+
+def _seen(batch, code, kernels, constants, rates, count):
+    """Physics of each row in float64, and the features of the residual."""
+    physics, seen = [], []
+    with jax.enable_x64(True):
+        for start in range(0, len(code), CHUNK):
+            rows = slice(start, start + CHUNK)
+            part = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[rows], batch)
+            s, f = _see(part, jnp.asarray(code[rows]), kernels, constants, rates, count)
+            physics.append(np.asarray(s))
+            seen.append(np.asarray(f, np.float32))
+    return np.concatenate(physics), np.concatenate(seen)
+
+
+def _see_(batch, code, kernels, constants, rates, count):
+    c = chosen(jax.tree.map(jnp.asarray, constants), code)
+    physics_s = seconds(batch, work(batch, rates), rates, c)
+    inside = within(batch, jnp.asarray(kernels.work)[code])
+    done = work(inside, rates)
+    return physics_s, features(inside, done, seconds(inside, done, rates, c), rates, code, count)
+
+
+_see = jax.jit(_see_, static_argnums=5)
