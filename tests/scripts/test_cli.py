@@ -83,7 +83,7 @@ def test_help_and_the_catalogues_need_no_jax():
         (("models", "a", "b"), "headway: models wants one name, got a b."),
         (("collect",), "headway: collect wants one folder, got 0."),
         (("collect", "nowhere"), "nowhere"),
-        (("validate",), "headway: validate wants run=DIR"),
+        (("validate",), "headway: validate wants one of run=DIR"),
         (("validate", "run=nowhere"), "run=nowhere: there is no such folder."),
         (("bench", "event-contd"), "there is no benchmark event-contd: did you mean event-counted"),
         (("bench", "startup", "--repeat", "0"), "--repeat wants a whole number above 0, got '0'."),
