@@ -126,12 +126,12 @@ def read_series(folder: Path) -> list[Series]:
         points[key][size_bytes].append(float(milliseconds) * 1e-3)
         builds[key].add(build)
 
-    for entry in _table(folder / NCCL_TABLE):
+    for entry in table_rows(folder / NCCL_TABLE):
         key = (entry["sys"], "nccl", OPERATIONS.get(entry["op_name"], entry["op_name"]), int(entry["num_gpus"]))
         add(key, int(entry["bytes"]), entry["latency_ms"], entry["lib"])
     engine_rows = [
         entry
-        for entry in _table(folder / CUSTOM_TABLE)
+        for entry in table_rows(folder / CUSTOM_TABLE)
         if entry["sys"] not in NOT_SHIPPED and not entry["kernel_source"].endswith("_eager")
     ]
     newest: dict[tuple[str, str, str, int], str] = {}
@@ -326,7 +326,8 @@ def _percent(errors: Iterable[float | None]) -> str:
     return f"{100 * statistics.mean(known):.1f}" if known else "-"
 
 
-def _table(path: Path) -> list[dict[str, str]]:
+def table_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of one of the tables; ValueError where it is missing."""
     if not path.is_file():
         raise ValueError(
             f"The tables folder must hold {path.name}, which is not in {path.parent}; give another folder."

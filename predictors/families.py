@@ -8,20 +8,15 @@ from predictors.family import Family
 
 
 MODULES = {
-    "gemm": "predictors.gemm",
-    "decode": "predictors.attention.decode",
-    "mixed": "predictors.attention.mixed",
-    "elementwise": "predictors.elementwise",
-    "sequence": "predictors.sequence",
     "moe": "predictors.moe",
     "recurrent": "predictors.recurrent",
 }
 """Module of each family, by its name."""
 
-TABLES = {"decode": "attention", "mixed": "attention"}
+TABLES: dict[str, str] = {}
 """Family of `predictors.table.FAMILIES` that a family is fitted to, where it is not named like it."""
 
-KERNELS = {"mixed": "prefill", "sequence": "sampler"}
+KERNELS: dict[str, str] = {}
 """Field of `sim.cost.kernel_cost.KernelCost` that a family fills, where it is not named like the family."""
 
 

@@ -33,7 +33,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "moe": ("tokens", "experts", "top_k", "hidden", "inter", "tp", "ep", "matrices", "active", "max_load", "skew"),
     "elementwise": ("tokens", "bytes_per_token"),
     "sequence": ("rows", "vocab"),
-    "recurrent": ("tokens", "sequences", "heads", "head_dim", "state_dim", "hidden"),
+    "recurrent": ("tokens", "sequences", "heads", "head_dim", "state_dim", "channels", "hidden"),
     "collective": ("bytes", "ranks", "nodes"),
     "exchange": ("tokens", "hidden", "top_k", "experts", "ranks", "nodes"),
 }
@@ -47,7 +47,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
   unknown); `skew`: exponent of the bounded power law that routes, 0 for even routing, NaN where unknown.
 - elementwise: bytes read and written per token; label `op` names the kernel.
 - sequence: what runs per emitting row (`op`: lm_head, sampler).
-- recurrent: state layers; label `op`: context, decode.
+- recurrent: state layers; `channels` of the convolution; label `op`: context, decode.
 - collective: `bytes` is the full buffer of one rank (the tensor of an all-reduce, the gathered output of an all-gather,
   the input of a reduce-scatter, all that a rank sends in an all-to-all, the message of a send); `op` names it.
 - exchange: dispatch and combine of experts between ranks (`op`), kernel in `kernel` (deepep low latency, normal ...).

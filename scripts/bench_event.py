@@ -6,6 +6,7 @@ Beside them stands what the schedulers of the real engines do (`scripts/real_sch
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,12 @@ AZURE_REQUESTS = 19_366
 
 
 def event_counted() -> dict[str, float | str]:
-    """Closed loop of 64, blocks counted, one configuration: steps per CPU-second, pricing included.
+    """Closed loop of 64, blocks counted, one configuration: steps per CPU-second, pricing included."""
+    return _measure(closed_loop()) | real_scheduler("vllm", 64)
 
-    Prompts of 425 to 1275 tokens, outputs of 325 to 975 (850 and 650 on average).
-    """
+
+def closed_loop() -> Job:
+    """Prompts of 425 to 1275 tokens, outputs of 325 to 975 (850 and 650 on average), 64 at a time."""
     rng = np.random.default_rng(0)
     count = 4000
     workload = Workload(
@@ -33,10 +36,9 @@ def event_counted() -> dict[str, float | str]:
         rng.integers(325, 976, count),
         concurrency=64,
     )
-    job = build(
+    return build(
         compose(["engine=vllm-0.10.2", "engine.max_num_seqs=256", "engine.enable_prefix_caching=false"]), workload
     )
-    return _measure(job) | real_scheduler("vllm", 64)
 
 
 def event_identity() -> dict[str, float | str]:
@@ -152,6 +154,11 @@ def _measure(job: Job) -> dict[str, float | str]:
     started = time.process_time()
     prices = job.prices()
     compiled = time.process_time() - started
+    return measured(job, prices) | {"compile_s": compiled}
+
+
+def measured(job: Job, prices: Any) -> dict[str, float | str]:
+    """The numbers of one run of `job` with the prices of its plan."""
     deployment = job.conf.deployment
     found: ExactRun = run_exact(
         job.workload,
@@ -173,5 +180,4 @@ def _measure(job: Job) -> dict[str, float | str]:
         "mean_batch": float(found.steps.decodes.mean()),
         "steps_per_cpu_s": steps / found.cpu_s,
         "simulate_cpu_s": found.cpu_s,
-        "compile_s": compiled,
     }

@@ -25,7 +25,11 @@ def scan_analytic() -> dict[str, float | str]:
     whole call (packing, refilling, times of all requests); `flat_steps_per_cpu_s` is the loop's with a price that
     ignores lengths. A first run of each is taken for its compilation.
     """
-    jobs, table, configuration = _scenario()
+    return measured_lanes(*closed_loops())
+
+
+def measured_lanes(jobs: list[LaneJob], table: PriceTable, configuration: str) -> dict[str, float | str]:
+    """The numbers of one sweep with the prices of `table`."""
     compile_s, priced, whole_s = _measure(jobs, table, lengths_s)
     _, flat, _ = _measure(jobs, table, _nothing_s)
     steps = int(priced.steps.sum())
@@ -44,7 +48,8 @@ def scan_analytic() -> dict[str, float | str]:
     }
 
 
-def _scenario() -> tuple[list[LaneJob], PriceTable, str]:
+def closed_loops() -> tuple[list[LaneJob], PriceTable, str]:
+    """The jobs, their prices, and what they serve."""
     rng = np.random.default_rng(0)
     workloads = [
         Workload(

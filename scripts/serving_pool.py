@@ -1,11 +1,12 @@
 """Simulates many configurations in processes of their own; what goes wrong with one stays with it."""
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import TYPE_CHECKING, Any
 
 from calibration.serving.score import Prediction
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from conf.schema import SimulateConf
 
 
-CHUNK = 64
+CHUNK = 400
 """Configurations handed out at a time: what a process that dies takes with it is tried again one by one."""
 
 ENVIRONMENT = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "OMP_NUM_THREADS": "1"}
@@ -49,7 +50,7 @@ def predictions(
 def _in_pool(
     wanted: Sequence[Overrides], config_dirs: Sequence[str], jobs: int
 ) -> Iterator[tuple[Overrides, Prediction]]:
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
         futures: dict[Future[Prediction], Overrides] = {
             pool.submit(predict, overrides, tuple(config_dirs)): overrides for overrides in wanted
         }
@@ -66,6 +67,18 @@ def _alone(overrides: Overrides, config_dirs: Sequence[str]) -> Prediction:
         return next(prediction for _, prediction in _in_pool([overrides], config_dirs, 1))
     except BrokenProcessPool:
         return Prediction("died", "the simulating process was ended, perhaps for lack of memory.")
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it has ended, however that came about: it would wait for ever."""
+    parent = parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def configuration(overrides: Overrides, config_dirs: tuple[str, ...]) -> "SimulateConf":

@@ -5,6 +5,7 @@ go; every other `KEY=VALUE` is added to each row's configuration.
 """
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +64,6 @@ def run(arguments: Arguments) -> Answer:
         if row.line in kept or reasons[row.line]
     ]
     counted = [point for point in points if not point.excluded]
-    unpriced = Counter(point.prediction.reason for point in counted if point.prediction and point.failed)
     fields: dict[str, Any] = {
         "status": "ok",
         "rows": len(counted),
@@ -72,7 +72,7 @@ def run(arguments: Arguments) -> Answer:
         **{metric: statistics(counted, metric) for metric in METRICS},
         "regret": decisions(counted),
         "by": by(points),
-        "reasons": dict(unpriced.most_common(MOST_REASONS)),
+        "reasons": reasons_of([point.prediction.reason for point in counted if point.prediction and point.failed]),
         "simulations": len(wanted),
         "results": str(folder),
     }
@@ -93,6 +93,13 @@ def check_own(own: Sequence[str], config_dirs: Sequence[str]) -> None:
             raise ValueError(f"validate serving=FILE has no key {key} (known: {', '.join(OWN)}): {hint}")
     if own:
         compose(own, config_dirs)
+
+
+def reasons_of(reasons: Sequence[str]) -> dict[str, int]:
+    """The commonest reasons and how often each was given; those that differ in numbers alone are one, as first said."""
+    first: dict[str, str] = {}
+    counts = Counter(first.setdefault(re.sub(r"-?\d[\d,.]*", "#", reason), reason) for reason in reasons)
+    return dict(counts.most_common(MOST_REASONS))
 
 
 def whole(key: str, text: str | None, most: int) -> int | None:

@@ -55,7 +55,7 @@ def _keys(content: Mapping[str, Any]) -> list[str]:
 def _requests(content: Mapping[str, Any], path: Path) -> tuple[Any, Any, Workload | None, list[str]]:
     """TTFT and end-to-end latency of each request, and the workload they make; None where nothing was saved."""
     names = ("input_lens", "output_lens", "ttfts", "itls")
-    lists = {name: content.get(name) for name in names}
+    lists: dict[str, Any] = {name: content.get(name) for name in names}
     if not all(isinstance(value, list) and value for value in lists.values()):
         return None, None, None, ["the file has no lists of single requests (--save-detailed): statistics are fitted"]
     count = len(lists["ttfts"])

@@ -11,6 +11,7 @@ queue amplifies what each step errs, as it does on a real server.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +37,7 @@ class Frozen:
     since: Int[np.ndarray, " request"]
     order: Int[np.ndarray, " step"]
 
-    def latencies(self, change_s: Float[Array, " step"]) -> tuple[Float[Array, " request"], Float[Array, " request"]]:
+    def latencies(self, change_s: Float[Array, " step"]) -> tuple[Any, Any]:
         """TTFT and end-to-end latency of each request when step k (in `order`) takes `change_s[k]` longer."""
         total = jnp.concatenate([jnp.zeros_like(change_s[:1]), jnp.cumsum(change_s)])
         before = total[self.since + 1]

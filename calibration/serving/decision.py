@@ -92,7 +92,7 @@ def groups(points: Sequence[Point]) -> list[Group]:
 
     A configuration measured more than once stands once, with the median of its latencies.
     """
-    found: dict[tuple[str, ...], dict[tuple[float, ...], list[Point]]] = {}
+    found: dict[tuple[str, ...], dict[tuple[int, str, float], list[Point]]] = {}
     for point in points:
         row, setup = point.row, point.setup
         version = setup.version.name if setup else row.engine_version
@@ -100,19 +100,20 @@ def groups(points: Sequence[Point]) -> list[Group]:
             row.hardware, row.engine, version, setup.model if setup else row.model, row.precision,
             f"{row.isl}/{row.osl}", row.bench,
         )  # fmt: skip
-        what = (row.num_gpus, row.tp, row.ep, row.dp, row.concurrency or 0)
+        sizes = setup.parallel if setup else f"tp {row.tp}, ep {row.ep}, dp {row.dp}"
+        what = (row.num_gpus, sizes, row.concurrency or 0)
         found.setdefault(key, {}).setdefault(what, []).append(point)
     large = {key: group for key, group in found.items() if len(group) >= LEAST_CONFIGURATIONS}
-    return [_group(key, list(group.values())) for key, group in sorted(large.items())]
+    return [_group(key, group) for key, group in sorted(large.items())]
 
 
-def _group(key: tuple[str, ...], configurations: list[list[Point]]) -> Group:
+def _group(key: tuple[str, ...], configurations: dict[tuple[int, str, float], list[Point]]) -> Group:
     def median(points: list[Point], side: str, metric: str) -> float:
         values = [getattr(point, side)(metric) for point in points]
         return float(np.median([np.inf if value is None else value for value in values]))
 
     columns: dict[str, list[float]] = {}
-    for points in configurations:
+    for points in configurations.values():
         row = points[0].row
         for side in ("measured", "predicted"):
             ttft_ms, tpot_ms = median(points, side, "ttft"), median(points, side, "tpot")
@@ -120,9 +121,8 @@ def _group(key: tuple[str, ...], configurations: list[list[Point]]) -> Group:
             throughput = (row.concurrency or 0) * row.osl / life_s / max(row.num_gpus, 1)
             columns.setdefault(f"{side}_tpot_ms", []).append(tpot_ms)
             columns.setdefault(f"{side}_throughput", []).append(throughput)
-    rows = [points[0].row for points in configurations]
     names = tuple(
-        f"{row.num_gpus} GPUs, tp {row.tp}, ep {row.ep}, dp {row.dp}, {row.concurrency:g} clients" for row in rows
+        f"{gpus} GPU{'s' if gpus > 1 else ''}, {sizes}, {clients:g} clients" for gpus, sizes, clients in configurations
     )
     return Group(key, names, **{name: np.array(values) for name, values in columns.items()})
 

@@ -153,10 +153,11 @@ def parallel_sizes(row: Row) -> tuple[int, int, bool]:
     """`(tensor parallel, data parallel of attention, whether experts are spread)`.
 
     With attention in data parallel (`dp` above 1) the table has the group's width in `num_gpus` and the size of one
-    attention group is what is left of it; otherwise `tp`, where it is blank `num_gpus`.
+    attention group is what is left of it; otherwise `tp`, where it is blank `num_gpus`. Where more ranks share the
+    experts than there are devices, the table has multiplied the other sizes by `ep`: `dp` says nothing.
     """
     width = row.num_gpus or row.tp * max(row.dp, 1) or 1
-    data = max(row.dp, 1)
+    data = max(row.dp, 1) if row.ep <= width else 1
     if width % data:
         raise ValueError(f"dp={row.dp} must divide num_gpus={width}.")
     return (width // data if data > 1 else row.tp or width), data, row.ep > 1

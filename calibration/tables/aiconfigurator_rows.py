@@ -131,15 +131,20 @@ def quantise(stored: pa.Table, origin: Origin) -> Rows:
 
 def gated_delta(stored: pa.Table, origin: Origin) -> Rows:
     """Kernels of gated delta networks (GDN, KDA); `op` tells context, decode and verify, `kernel` which kernel."""
-    return _recurrent(stored, "num_v_heads", "head_v_dim", "head_k_dim")
+    keys = 2.0 * number(stored, "num_k_heads") * number(stored, "head_k_dim")
+    return _recurrent(stored, "num_v_heads", "head_v_dim", "head_k_dim", keys)
 
 
 def mamba2(stored: pa.Table, origin: Origin) -> Rows:
     """Kernels of Mamba 2 layers."""
-    return _recurrent(stored, "nheads", "head_dim", "d_state")
+    shared = 2.0 * number(stored, "n_groups") * number(stored, "d_state")
+    return _recurrent(stored, "nheads", "head_dim", "d_state", shared)
 
 
-def _recurrent(stored: pa.Table, heads: str, head_dim: str, state_dim: str) -> Rows:
+def _recurrent(
+    stored: pa.Table, heads: str, head_dim: str, state_dim: str, other_channels: Float[np.ndarray, " row"]
+) -> Rows:
+    """`other_channels`: of the convolution, beside those of the heads' values: queries and keys, or B and C."""
     phase = renamed(words(stored["phase"]), lambda name: "decode" if name == "generation" else name)
     batch, tokens = number(stored, "batch_size"), number(stored, "num_tokens")
     columns = {
@@ -148,6 +153,7 @@ def _recurrent(stored: pa.Table, heads: str, head_dim: str, state_dim: str) -> R
         "heads": number(stored, heads),
         "head_dim": number(stored, head_dim),
         "state_dim": number(stored, state_dim),
+        "channels": number(stored, heads) * number(stored, head_dim) + other_channels,
         "hidden": number(stored, "d_model"),
     }
     labels = {
@@ -193,8 +199,8 @@ _QUANTISE = Convert(
 _STATE = ("kernel_source", "phase", "batch_size", "num_tokens", "d_model", "model_name", "latency")
 _DELTA = Convert(
     "recurrent",
-    (*_STATE, "head_k_dim", "num_v_heads", "head_v_dim"),
-    (*ALWAYS_IGNORED, "op_name", "seq_len", "d_conv", "num_k_heads"),
+    (*_STATE, "head_k_dim", "num_k_heads", "num_v_heads", "head_v_dim"),
+    (*ALWAYS_IGNORED, "op_name", "seq_len", "d_conv"),
     gated_delta,
 )
 KERNELS: dict[str, Convert] = {
@@ -215,8 +221,8 @@ KERNELS: dict[str, Convert] = {
     "kda_perf": _DELTA,
     "mamba2_perf": Convert(
         "recurrent",
-        (*_STATE, "nheads", "head_dim", "d_state"),
-        (*ALWAYS_IGNORED, "op_name", "seq_len", "d_conv", "n_groups", "chunk_size"),
+        (*_STATE, "nheads", "head_dim", "d_state", "n_groups"),
+        (*ALWAYS_IGNORED, "op_name", "seq_len", "d_conv", "chunk_size"),
         mamba2,
     ),
 }

@@ -1,6 +1,7 @@
 """Family `decode`: attention kernels of batches that only decode, one fit per device over all engines' kernels.
 
-Physics with constants by kernel (`decode_form`) times an ensemble's residual, one ensemble per engine (`decode_features`).
+Physics with constants by kernel (`decode_form`) times an ensemble's residual, one ensemble per engine
+(`decode_features`).
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from jaxtyping import Bool
 from predictors.attention.decode_features import features, within
 from predictors.attention.decode_form import BOUNDS, chosen, seconds, starts, work
 from predictors.attention.decode_kernels import (
+    RULES,
     Kernels,
     as_arrays,
     engine_of,
@@ -22,6 +24,7 @@ from predictors.attention.decode_kernels import (
     names_of,
     rates_of,
     rows_of,
+    style_of,
 )
 from predictors.family import Fitted, Predicted
 from predictors.physics import fit_constants
@@ -33,7 +36,7 @@ from sim.hardware.spec import DeviceConf
 
 NAME = "decode"
 VERSION = 1
-PER_KERNEL, DESCENT = 300, 1000
+PER_KERNEL, DESCENT = 160, 1000
 SCHEDULE = Schedule(members=3, width=64, steps=4000, batch=1024)
 QUICK = Schedule(members=2, width=16, steps=200, batch=256)
 CHUNK = 16384
@@ -46,19 +49,10 @@ def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool, schedu
     known = tuple(sorted(set(names.tolist())))
     code = np.array([known.index(name) for name in names.tolist()])
     kernels, rates = kernels_of(table, names, known), rates_of(device)
-    batch = rows_of(table, kernels, code)
     sample = _sample(code, np.asarray(table["decode_sum"] * table["kv_heads"]), seed)
-    small = jax.tree.map(lambda leaf: jnp.asarray(leaf)[sample], batch)
-    with jax.enable_x64(True):
-        small = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[sample], batch)
-        done = work(small, rates)
-        constants, _ = fit_constants(
-            lambda found: seconds(small, done, rates, chosen(found, code[sample])),
-            starts(len(known)),
-            table.seconds[sample],
-            bounds=BOUNDS,
-            steps=100 if quick else DESCENT,
-        )
+    kernels = _cut(table.where(sample), kernels, known, code[sample], rates, 50 if quick else 300)
+    constants, _, _ = _constants(table.where(sample), kernels, code[sample], rates, 100 if quick else DESCENT)
+    batch = rows_of(table, kernels, code)
     physics_s, seen = _seen(batch, code, kernels, constants, rates, len(known))
     nets = {}
     for engine in sorted({engine_of(name) for name in known}):
@@ -96,6 +90,7 @@ def predict(fitted: Fitted, table: OperatorTable, device: DeviceConf) -> Predict
 
 
 def splits(table: OperatorTable, device: DeviceConf) -> Mapping[str, Bool[np.ndarray, " row"]]:
+    """Unseen head layouts and cells, and the largest quarter of batch times length."""
     mine = is_decode(table)
     heads = ("q_heads", "kv_heads", "qk_dim")
     cells = ("decodes", "decode_max")
@@ -114,8 +109,51 @@ _apply = jax.jit(lambda net, rows: net(rows))
 
 
 def residual(stored: Mapping[str, Any]) -> Residual:
+    """The stored network."""
     width = stored["parameters"]["Dense_0"]["bias"].shape[-1]
     return Residual(width=width, **stored)
+
+
+def _constants(table, kernels, code, rates, steps, start=None):
+    """Constants that fit the rows, the physics of each and the size of its logarithmic error."""
+    with jax.enable_x64(True):
+        batch = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), rows_of(table, kernels, code))
+        done = jax.tree.map(np.asarray, work(batch, rates))
+        found, _ = fit_constants(
+            lambda c: seconds(batch, done, rates, chosen(c, code)),
+            start or starts(len(kernels.rule)),
+            table.seconds,
+            bounds=BOUNDS,
+            steps=steps,
+        )
+        physics_s = np.asarray(seconds(batch, done, rates, chosen(found, code)))
+    return found, physics_s, np.abs(np.log(physics_s / table.seconds))
+
+
+def _cut(table, kernels, known, code, rates, steps):
+    """How each kernel splits rows and packs heads: what fits its rows best, tried one after the other."""
+    alone = table["q_heads"] <= table["kv_heads"]
+    free = np.array([style_of(name) is None for name in known])
+    rules = tuple(float(rule) for rule in range(len(RULES)))
+    for name, values, rows in (("rule", rules, ~alone), ("lone", rules, alone), ("packed", PACKINGS, alone | True)):
+        tried = [kernels._replace(**{name: np.where(free, value, getattr(kernels, name))}) for value in values]
+        if name == "rule":
+            tried = [one._replace(lone=np.where(free, one.rule, one.lone)) for one in tried]
+        errors = np.minimum([_constants(table, one, code, rates, steps)[2] for one in tried], 0.3)
+        for kernel in np.flatnonzero(free):
+            mine = errors[:, (code == kernel) & rows]
+            if mine.size:
+                found = mine.mean(axis=1)
+                best = int(np.argmin(np.where(np.arange(len(values)) == 0, SURE * found, found)))
+                getattr(kernels, name)[kernel] = values[best]
+        if name == "rule":
+            kernels.lone[free] = kernels.rule[free]
+    return kernels
+
+
+SURE = 0.9
+"""Another way than the usual one must fit this much better to be believed."""
+PACKINGS = (64.0, 16.0, 0.0)
 
 
 def _stored(net: Residual) -> dict[str, Any]:
@@ -147,7 +185,7 @@ def _seen(batch, code, kernels, constants, rates, count):
     with jax.enable_x64(True):
         for start in range(0, len(code), CHUNK):
             rows = slice(start, start + CHUNK)
-            part = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[rows], batch)
+            part = jax.tree.map(lambda leaf, rows=rows: np.asarray(leaf, np.float64)[rows], batch)
             s, f = _see(part, jnp.asarray(code[rows]), kernels, constants, rates, count)
             physics.append(np.asarray(s))
             seen.append(np.asarray(f, np.float32))

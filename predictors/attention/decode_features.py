@@ -1,7 +1,8 @@
 """What the residual of decode attention sees of a batch.
 
 Kernels switch between ways of working at powers of two, so beside smooth features there are hats, tents of width one
-over the logarithms of blocks, context, heads per KV head and fill of the cache. Beyond the work that was measured, a batch is seen
+over the logarithms of blocks, context, heads per KV head and fill of the cache. Beyond the work that was measured, a
+batch is seen
 as the largest one measured with as many blocks, so that the physics extrapolates alone.
 """
 
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from predictors.attention.decode_form import Rates, Rows, Work, work
+from predictors.attention.decode_form import Rates, Rows, Work
 
 
 BLOCKS, KEYS, FILL, ROWS = (0, 17), (1, 17), (-6, 5), (0, 11)
@@ -30,7 +31,9 @@ def within(batch: Rows, most: Any) -> Rows:
     return batch._replace(mean=batch.mean * share, longest=batch.longest * share, variance=batch.variance * share**2)
 
 
-def features(batch: Rows, done: Work, physics_s: Any, rates: Rates, code: Any, kernels: int) -> Float[Array, "*axes feature"]:
+def features(
+    batch: Rows, done: Work, physics_s: Any, rates: Rates, code: Any, kernels: int
+) -> Float[Array, "*axes feature"]:
     """Features of each row; `done`, `physics_s` of the same batch; `code`: index of its kernel."""
     group = batch.q_heads / batch.kv_heads
     queue = batch.rows * batch.kv_heads
@@ -64,7 +67,11 @@ def features(batch: Rows, done: Work, physics_s: Any, rates: Rates, code: Any, k
     hats = [
         _hats(jnp.log2(queue), *BLOCKS),
         _hats(jnp.log2(batch.mean), *KEYS),
-        _hats(jnp.interp(jnp.log2(group), jnp.log2(jnp.asarray(GROUPS)), jnp.arange(float(len(GROUPS)))), 0, len(GROUPS) - 1),
+        _hats(
+            jnp.interp(jnp.log2(group), jnp.log2(jnp.asarray(GROUPS)), jnp.arange(float(len(GROUPS)))),
+            0,
+            len(GROUPS) - 1,
+        ),
         _hats(log_fill, *FILL),
         _hats(jnp.log2(batch.rows), *ROWS),
         _hats(jnp.interp(batch.dims / 2.0, jnp.asarray(DIMS), jnp.arange(float(len(DIMS)))), 0, len(DIMS) - 1),

@@ -6,10 +6,13 @@ blocks. With q blocks (before splitting), s splits, U compute units and mean and
     stream = bytes/rate,  rate: memory's, or the cache's where the batch's keys fit and were read just before (`warm`)
     block  = a + c X/s                      one block of the longest row
     wave   = q (a s + c m)/U                all blocks over the units
-    t = t0 + t_split (1 - 1/s) + several [n > 1] + rows n + io/rate + ((stream + add block)^3 + max(block, wave)^3 + compute^3)^(1/3)
+    t = t0 + t_split (1 - 1/s) + several [n > 1] + rows n + io/rate
+        + ((stream + add block)^3 + max(block, wave)^3 + compute^3)^(1/3)
 
-Streams start slowly: the rate is `rate_inf/(1 + ramp/(1 + bytes/1 GB))`. What the memory does is the device's, all else the
-kernel's. Splits follow the kernel: "waves" (FlashAttention: the fewest that fill the last wave nearly as well as any), or
+Streams start slowly: the rate is `rate_inf/(1 + ramp/(1 + bytes/1 GB))`. What the memory does is the device's, all
+else the
+kernel's. Splits follow the kernel: "waves" (FlashAttention: the fewest that fill the last wave nearly as well as
+any), or
 as many as there are idle units.
 """
 
@@ -24,7 +27,7 @@ from jaxtyping import Array, Float
 BLOCK_KEYS = 128.0
 FULL_WAVES, NEARLY, MOST_SPLITS = 0.8, 0.85, 128
 """FlashAttention splits below this share of a wave of blocks, takes the fewest splits within this share of the best."""
-MEMORY = {"stream": 1.0, "ramp": 0.1, "cache": 3.0, "knee": 0.8}
+MEMORY = {"stream": 1.0, "ramp": 0.2, "ramp_bytes": 5e8, "cache": 3.0, "knee": 0.7}
 """Constants of the device, where the descent starts: shares of its rates and of the cache's bytes."""
 KERNEL = {
     "floor": 6e-6,
@@ -36,12 +39,14 @@ KERNEL = {
     "add": 0.3,
     "io": 1.0,
     "compute": 1.0,
+    "power": 4.0,
+    "read": 1.0,
 }
 """Constants of each kernel: seconds, but for the shares `add`, `io` (of the memory's rate) and `compute`."""
 BOUNDS = {
-    "stream": (0.8, 1.15),
-    "ramp": (1e-3, 0.6),
-    "cache": (1.0, 20.0),
+    "stream": (0.8, 1.1),
+    "ramp": (1e-3, 1.5),
+    "cache": (0.7, 20.0),
     "knee": (0.3, 1.5),
     "floor": (1e-6, 1e-4),
     "split": (1e-8, 5e-5),
@@ -52,6 +57,9 @@ BOUNDS = {
     "add": (1e-3, 3.0),
     "io": (0.1, 30.0),
     "compute": (0.02, 3.0),
+    "power": (1.5, 8.0),
+    "read": (0.8, 1.1),
+    "ramp_bytes": (1e8, 4e9),
 }
 
 
@@ -67,7 +75,8 @@ class Rates(NamedTuple):
 class Rows(NamedTuple):
     """Decode batches of one layer on one rank; contexts after the window.
 
-    `reach`: longest context before the window over the one after; `windowed`: 1 with a window; `packed`: query rows that
+    `reach`: longest context before the window over the one after; `windowed`: 1 with a window; `packed`: query rows
+    that
     share a block (0: each query head has its own); `rule`: how rows are split, 0 over idle units, 1 so that waves of
     `slots` blocks per unit are full, 2 not at all.
     """
@@ -137,16 +146,19 @@ def seconds(batch: Rows, done: Work, rates: Rates, constants: Mapping[str, Any])
     """The form above; `constants` broadcast against the rows."""
     c = constants
     rate = c["stream"] * rates.memory_bytes_per_s
-    ramp = 1.0 + c["ramp"] / (1.0 + done.bytes / 1e9)
+    ramp = 1.0 + c["ramp"] / (1.0 + done.bytes / c["ramp_bytes"])
     full = (done.fill / c["knee"]) ** 8
     cold = jnp.where(batch.warm > 0.0, full / (1.0 + full), 1.0)
-    stream_s = done.bytes / rate * (cold * ramp + (1.0 - cold) / c["cache"])
+    stream_s = c["read"] * done.bytes / rate * (cold * ramp + (1.0 - cold) / c["cache"])
     key_s = c["key"] * batch.dims / 256.0
     block_s = c["block"] + key_s * batch.longest / done.splits
     wave_s = done.blocks / rates.units * (c["block"] * done.splits + key_s * batch.mean)
     schedule_s = jnp.maximum(block_s, wave_s)
     compute_s = done.flops / (c["compute"] * rates.flops_per_s)
-    main_s = ((stream_s + c["add"] * block_s) ** 3 + schedule_s**3 + compute_s**3) ** (1.0 / 3.0)
+    busy_s = jnp.stack(jnp.broadcast_arrays(stream_s + c["add"] * block_s, schedule_s, compute_s), axis=-1)
+    most_s = jnp.max(busy_s, axis=-1)
+    power = c["power"]
+    main_s = most_s * jnp.sum((busy_s / most_s[..., None]) ** jnp.asarray(power)[..., None], axis=-1) ** (1.0 / power)
     return (
         c["floor"]
         + c["split"] * (1.0 - 1.0 / done.splits)

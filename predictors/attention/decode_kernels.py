@@ -19,44 +19,40 @@ IDLE, WAVES, NEVER = 0.0, 1.0, 2.0
 LATENT_DIMS = (576.0, 512.0)
 
 
-class Style(NamedTuple):
-    """How a kernel cuts its work: query rows of a block (0: one query head each), blocks of a unit that it counts on when it
-    splits, and by what rule; `lone`: the rule where each query head has a KV head of its own."""
-
-    packed: float = PACKED_ROWS
-    slots: float = 1.0
-    rule: float = IDLE
-    lone: float = IDLE
-
-
-FLASH_2 = Style(slots=2.0, rule=WAVES, lone=NEVER)
+RULES = ((IDLE, 1.0), (WAVES, 1.0), (WAVES, 2.0), (NEVER, 1.0))
+"""How a kernel may split rows: rule, and blocks per unit that it counts on."""
 STYLES = {
-    "vllm||": FLASH_2,
-    "vllm|vllm_flash_attn|": FLASH_2,
-    "vllm|vllm_flash_attn_fa2|": FLASH_2,
-    "vllm|vllm_flash_attn_fa3|": Style(rule=WAVES, lone=WAVES),
-    "sglang|fa3|": Style(rule=WAVES, lone=WAVES),
+    "vllm||": (2.0, 3.0),
+    "vllm|vllm_flash_attn|": (2.0, 3.0),
+    "vllm|vllm_flash_attn_fa2|": (2.0, 3.0),
+    "vllm|vllm_flash_attn_fa3|": (1.0, 1.0),
+    "sglang|fa3|": (1.0, 1.0),
 }
-"""By engine and kernel, as tables name them; the vLLM profiles that name none are FlashAttention-2."""
+"""Rules of kernels whose source is known, by engine and kernel: FlashAttention-2 (vLLM profiles that name none, too)
+and -3. Those of others are found by trying."""
 GROUPS = {"trtllm|torch_flow|": ((1.0, 1.0), (2.0, 32.0), (33.0, np.inf))}
-"""Query heads per KV head that different kernels under one name take: those outside the middle give each head a block."""
+"""Query heads per KV head that different kernels under one name take: those outside the middle give each head a
+block."""
 ANY_GROUP = ((1.0, np.inf),)
 
 
 class Kernels(NamedTuple):
-    """What is known of each kernel, axis `kernel`: see `Style`, and what it was measured with.
+    """What is known of each kernel, axis `kernel`.
 
-    `heads_low`, `heads_high`: query heads per KV head; `dims`: score and value dims, `[kernel, shape]`, 0 to pad;
+    `packed`: query rows that share a block, 0 if each query head has its own; `rule`, `lone`: index in `RULES`, and
+    that for
+    layers with a KV head per query head; `heads_low`, `heads_high`: query heads per KV head; `dims`: score and value
+    dims, `[kernel, shape]`, 0 to pad;
     `work`: most tokens times KV heads; `warm`: 1 where the cache held what fits.
     """
 
     packed: Any
-    slots: Any
     rule: Any
     lone: Any
     heads_low: Any
     heads_high: Any
     kv_element_bytes: Any
+    past: Any
     latent: Any
     warm: Any
     work: Any
@@ -70,15 +66,24 @@ def is_decode(table: OperatorTable) -> np.ndarray:
 
 
 def names_of(table: OperatorTable) -> np.ndarray:
-    """The kernel of each row: `engine|kernel|version|bytes of a cache element`, and the range of heads if one matters."""
+    """The kernel of each row: `engine|kernel|version|bytes of a cache element|head dim|fewest heads|past window`.
+
+    Kernels are compiled by head dim, and others run where heads per KV head or a window make a difference.
+    """
     group = table["q_heads"] / table["kv_heads"]
-    labels = (table[name].tolist() for name in ("engine", "kernel", "engine_version", "kv_bytes_per_element"))
+    past = table["decode_max"] > table["window"]
+    labels = (table[name].tolist() for name in ("engine", "kernel", "engine_version", "kv_bytes_per_element", "qk_dim"))
     found = []
-    for engine, kernel, version, element, heads in zip(*labels, group.tolist(), strict=True):
-        ranges = GROUPS.get(f"{engine}|{kernel}|", ANY_GROUP)
-        low = next(low for low, high in ranges if heads <= high)
-        found.append(f"{engine}|{kernel}|{version}|{element:g}" + (f"|{low:g}" if len(ranges) > 1 else ""))
+    for engine, kernel, version, element, dim, heads, cut in zip(*labels, group.tolist(), past.tolist(), strict=True):
+        low = next(low for low, high in GROUPS.get(f"{engine}|{kernel}|", ANY_GROUP) if heads <= high)
+        found.append(f"{engine}|{kernel}|{version}|{element:g}|{dim:g}|{low:g}|{'past window' if cut else ''}")
     return np.array(found, object)
+
+
+def style_of(name: str) -> tuple[float, float] | None:
+    """The rules of a kernel whose source is known, by its name."""
+    engine, kernel, *_ = name.split("|")
+    return STYLES.get(f"{engine}|{kernel}|")
 
 
 def engine_of(name: str) -> str:
@@ -92,26 +97,21 @@ def kernels_of(table: OperatorTable, names: np.ndarray, known: tuple[str, ...]) 
     dims = table["qk_dim"] + table["v_dim"]
     for name in known:
         mine = names == name
-        engine, kernel, _, element, *range_low = name.split("|")
-        style = STYLES.get(f"{engine}|{kernel}|", Style())
-        low, high = ANY_GROUP[0]
-        if range_low:
-            low, high = next(pair for pair in GROUPS[f"{engine}|{kernel}|"] if pair[0] == float(range_low[0]))
-            style = style._replace(packed=0.0 if low != 2.0 else style.packed)
-        columns["packed"].append(style.packed)
-        columns["slots"].append(style.slots)
-        columns["rule"].append(style.rule)
-        columns["lone"].append(style.lone)
+        engine, kernel, _, element, _, least, past = name.split("|")
+        low, high = next(pair for pair in GROUPS.get(f"{engine}|{kernel}|", ANY_GROUP) if pair[0] == float(least))
+        columns["packed"].append(PACKED_ROWS)
+        rule, lone = style_of(name) or (0.0, 0.0)
+        columns["rule"].append(rule)
+        columns["lone"].append(lone)
         columns["heads_low"].append(low)
         columns["heads_high"].append(min(high, 1e9))
         columns["kv_element_bytes"].append(float(element))
+        columns["past"].append(float(past != ""))
         columns["latent"].append(float(np.mean(table["qk_dim"][mine] != table["v_dim"][mine]) > 0.5))
         columns["warm"].append(float(np.mean(table["warm"][mine]) > 0.5))
         columns["work"].append(float(np.max(table["decode_sum"][mine] * table["kv_heads"][mine])))
         columns["count"].append(float(mine.sum()))
-        columns["dims"].append(sorted(set(dims[mine].tolist())))
-    width = max(len(shapes) for shapes in columns["dims"])
-    columns["dims"] = [shapes + [0.0] * (width - len(shapes)) for shapes in columns["dims"]]
+        columns["dims"].append(float(dims[mine][0]))
     return Kernels(**{field: np.array(values, np.float64) for field, values in columns.items()})
 
 
@@ -153,25 +153,28 @@ def rows_of(table: OperatorTable, kernels: Kernels, code: np.ndarray) -> Rows:
 
 def rows_with(kernels: Kernels, code: Any, *, q_heads: Any, kv_heads: Any, **batch: Any) -> Rows:
     """The batches as the kernels of index `code` cut them."""
-    packed, slots, rule, lone = (
-        jnp.asarray(getattr(kernels, name))[code] for name in ("packed", "slots", "rule", "lone")
-    )
-    rule = jnp.where(q_heads <= kv_heads, lone, rule)
+    alone = jnp.asarray(q_heads) <= kv_heads
+    choice = jnp.where(alone, jnp.asarray(kernels.lone)[code], jnp.asarray(kernels.rule)[code]).astype(jnp.int32)
+    rule, slots = jnp.asarray(RULES)[choice].T
+    packed = jnp.asarray(kernels.packed)[code]
     return Rows(q_heads=q_heads, kv_heads=kv_heads, packed=packed, slots=slots, rule=rule, **batch)
 
 
-def nearest(kernels: Kernels, allowed: np.ndarray, *, group: Any, element_bytes: Any, latent: Any, dims: Any) -> Any:
+def nearest(
+    kernels: Kernels, allowed: np.ndarray, *, group: Any, element_bytes: Any, latent: Any, past: Any, dims: Any
+) -> Any:
     """Index of the kernel among `allowed` that was measured with what is nearest to each layer; traceable."""
     k = Kernels(*(jnp.asarray(leaf) for leaf in kernels))
-    group, element_bytes, latent, dims = (jnp.asarray(value)[..., None] for value in (group, element_bytes, latent, dims))
-    known = jnp.where(k.dims > 0.0, k.dims, jnp.inf)
-    away = jnp.min(jnp.abs(jnp.log2(dims[..., None] / known)), axis=-1)
+    group, element_bytes, latent, past, dims = (
+        jnp.asarray(value)[..., None] for value in (group, element_bytes, latent, past, dims)
+    )
     cost = (
         jnp.where(jnp.asarray(allowed), 0.0, 1e6)
         + 1e4 * jnp.abs(latent - k.latent)
         + 1e3 * jnp.abs(jnp.log2(element_bytes / k.kv_element_bytes))
         + 1e2 * ((group < k.heads_low) | (group > k.heads_high))
-        + 1e1 * away
+        + 1e1 * jnp.abs(jnp.log2(dims / k.dims))
+        + 1e1 * jnp.abs(past - k.past)
         + 2.0 * k.warm
         - 0.01 * jnp.log(k.count)
     )

@@ -4,13 +4,13 @@ Rates are shares of the device's, so that gradients reach those. A block of `til
 
     2 tile_rows (qk + v + extra) units resident/(compute_share rate)
 
-seconds, with `resident` blocks at once on a unit; `extra` are the operations per key that do not depend on the dimensions.
+seconds, with `resident` blocks at once on a unit; `extra` are the operations per key that do not depend on the
+dimensions.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sim.cost.prefill import ACTIVATION_BYTES, STEPPED_ROWS, PrefillTerms, prefill_s
@@ -24,9 +24,10 @@ START = {
     "extra": 60.0,
     "memory_share": 1.0,
     "row_share": 1.0,
+    "before_q": 0.1,
+    "before_kv": 0.5,
     "wave": 0.7,
     "cache_share": 1.0,
-    "reread": 1.0,
 }
 """Where the descent starts, every kernel alike."""
 
@@ -38,9 +39,10 @@ BOUNDS = {
     "extra": (1.0, 500.0),
     "memory_share": (0.2, 4.0),
     "row_share": (0.1, 20.0),
+    "before_q": (1e-3, 10.0),
+    "before_kv": (1e-3, 20.0),
     "wave": (0.02, 1.0),
     "cache_share": (0.3, 3.0),
-    "reread": (0.3, 3.0),
 }
 
 
@@ -109,9 +111,13 @@ def prefill_terms(xp: Any, constants: Mapping[str, Any], cut: Cut, heads: Heads)
         wave=constants["wave"] * same,
         kv_token_s=heads.kv_token_bytes / stream,
         row_token_s=row_bytes / (constants["row_share"] * heads.memory_bytes_per_s),
+        token_s=(
+            constants["before_q"] * row_bytes + constants["before_kv"] * ACTIVATION_BYTES * heads.kv_heads * heads.dim
+        )
+        / heads.memory_bytes_per_s,
         context_token_s=0.0 * same,
         rereads=rereads,
-        rereads_per_block=constants["reread"] * rereads / units,
+        rereads_per_block=rereads / units,
         cache_share=heads.kv_token_bytes
         / (constants["cache_share"] * xp.maximum(heads.cache_bytes, 1.0) * xp.maximum(heads.kv_heads, 1.0)),
         joint=cut.joint * same,

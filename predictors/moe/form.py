@@ -8,8 +8,9 @@ With A active experts of H x I and gm matrices, R rows and P padded rows of a ti
     around = 2 (ca gm I + cb H) T k/(share memory rate)
 
 where a product of N columns and depth K has `blocks = P/tile N/128`. Libraries that search for the best tile get the
-least over tiles; an untuned Triton kernel takes 16 rows up to as many tokens as the rank has experts, 64 beyond. `around` is the activation and the weighted sum: they
-run over all T k rows, also under expert parallelism. Rates are shares of the device's, so that gradients reach those.
+least over tiles; an untuned Triton kernel takes 16 rows up to as many tokens as the rank has experts, 64 beyond.
+`around` is the activation and the weighted sum: they run over all T k rows, also under expert parallelism. Rates are
+shares of the device's, so that gradients reach those.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ OUTPUT_BYTES = 2.0
 
 
 class Experts(NamedTuple):
-    """What one rank runs of a layer. `inter`: of this rank; `flops_per_s`: achieved by products of the weights' type."""
+    """What one rank runs of a layer. `inter`: of this rank; `flops_per_s`: of products of the weights' type."""
 
     hidden: Float[Array, "*axes"]
     inter: Float[Array, "*axes"]
@@ -81,9 +82,7 @@ BOUNDS = {
 }
 
 
-def moe_parts(
-    constants: Mapping[str, Any], work: Experts, loads: Loads, tokens: Float[Array, "*axes"]
-) -> Parts:
+def moe_parts(constants: Mapping[str, Any], work: Experts, loads: Loads, tokens: Float[Array, "*axes"]) -> Parts:
     """Seconds of one layer over `tokens` tokens.
 
     `constants`: broadcast to the axes, `tile_share` with tiles in front; `untuned` is 1 where the tile follows from

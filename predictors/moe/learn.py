@@ -3,15 +3,15 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from predictors.family import Fitted, Predicted
 from predictors.moe.form import BOUNDS, START, Experts, Parts, moe_features, moe_parts
-from predictors.moe.loads import TILES, Loads
-from predictors.moe.rows import MODEL, codes, doubtful, experts_of, kernel_names, used
+from predictors.moe.loads import Loads
+from predictors.moe.rows import MODEL, codes, doubtful, experts_of, kernel_names, used, version_key
 from predictors.moe.sampled import table_loads
+from predictors.moe.series import curves_of, fit_curves, hats, keys_of
 from predictors.physics import fit_constants
 from predictors.residual import Residual, Schedule, train
 from predictors.splits import held_out
@@ -20,7 +20,7 @@ from sim.hardware.spec import DeviceConf
 
 
 NAME, VERSION = "moe", 1
-SCHEDULE = Schedule(members=4, width=64, steps=6000, batch=1024)
+SCHEDULE = Schedule(members=4, width=64, steps=7000, batch=1024)
 QUICK = Schedule(members=2, width=16, steps=200, batch=256)
 PHYSICS_ROWS, PHYSICS_STEPS = 1500, 800
 LEAST_ROWS = 400
@@ -29,25 +29,27 @@ CHUNK = 65536
 
 
 class Rows(NamedTuple):
-    """Rows of a table as the form and the residual read them; `code`: of the kernel."""
+    """Rows of a table as the form and the residual read them; `code`: of the kernel; `skewed`: 1 for skewed routing."""
 
     work: Experts
     loads: Loads
     tokens: Float[np.ndarray, " row"]
     code: Int[np.ndarray, " row"]
+    skewed: Int[np.ndarray, " row"]
 
 
 def rows_of(table: OperatorTable, device: DeviceConf, kernels: tuple[str, ...]) -> Rows:
     """All rows of `table`."""
     code = codes(kernel_names(table), kernels)
-    return Rows(experts_of(table, device), table_loads(table), table["tokens"], code)
+    skewed = (np.nan_to_num(table["skew"]) > 0.0).astype(int)
+    return Rows(experts_of(table, device), table_loads(table), table["tokens"], code, skewed)
 
 
 def some(rows: Rows, chosen: Any) -> Rows:
     """The chosen rows; `padded` has its tiles in front."""
     loads = Loads(rows.loads.rows[chosen], rows.loads.active[chosen], rows.loads.padded[:, chosen])
     work = Experts(*(leaf[chosen] for leaf in rows.work))
-    return Rows(work, loads, rows.tokens[chosen], rows.code[chosen])
+    return Rows(work, loads, rows.tokens[chosen], rows.code[chosen], rows.skewed[chosen])
 
 
 def pair(code: Any, spread: Any) -> Any:
@@ -86,15 +88,24 @@ def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool) -> Fit
         at = drawn(rows.code, taught, seed)
         residual = train(inputs[at], log_ratio[at], seed=seed, schedule=schedule)
         arrays["residual"] = stored(residual)
-    arrays["error"] = np.full(len(kernels), 0.1)
-    known = Fitted(NAME, VERSION, arrays, kernels)
-    predicted = predicted_rows(known, rows)
-    size = np.abs(np.asarray(predicted.seconds) / table.seconds - 1.0)
-    arrays["error"] = error_by_kernel(size, rows.code, judge, len(kernels))
+    predicted_s, _, _ = predicted_parts(Fitted(NAME, VERSION, arrays, kernels), rows)
+    left = np.log(table.seconds / predicted_s)
+    arrays["error"] = error_by_kernel(np.abs(np.expm1(left)), rows.code, judge, len(kernels))
+    arrays["error_profiled"] = profiled_error(rows, left, seed, len(kernels))
+    arrays["series"] = fit_curves(keys_of(rows.code, rows.work), rows.skewed, rows.tokens, left)
     arrays["signature"] = signatures(rows, len(kernels))
     arrays["rows"] = counts.astype(np.float64)
-    facts = {"seed": seed, "rows": len(table), "disturbed_rows": int(disturbed.sum()), "unused_rows": int((~chosen).sum())}
-    return Fitted(NAME, VERSION, arrays, kernels, facts | {"routing": "even unless a plan says otherwise"})
+    versions: dict[str, str] = {}
+    for name, version in zip(kernel_names(table), table["engine_version"].tolist(), strict=True):
+        versions[name] = max(versions.get(name, ""), version, key=version_key)
+    facts = {
+        "versions": [versions[name] for name in kernels],
+        "seed": seed,
+        "rows": len(table),
+        "disturbed_rows": int(disturbed.sum()),
+        "unused_rows": int((~chosen).sum()),
+    }
+    return Fitted(NAME, VERSION, arrays, kernels, facts)
 
 
 def physics(
@@ -124,7 +135,8 @@ def physics(
 
     def form(constants: Any) -> Float[Array, " row"]:
         mine = {name: value[..., owner] for name, value in constants.items()} | {"untuned": untuned[owner]}
-        return moe_parts(mine, few.work, few.loads, few.tokens).seconds
+        tokens: Any = few.tokens
+        return moe_parts(mine, few.work, few.loads, tokens).seconds
 
     weights = 1.0 / np.bincount(owner)[owner]
     found, _ = fit_constants(form, start, measured_s, bounds=BOUNDS, weights=weights, steps=steps)
@@ -197,11 +209,23 @@ def restored(arrays: Any) -> Residual:
 
 def predicted_rows(fitted: Fitted, rows: Rows) -> Predicted:
     """Seconds, expected error and mark of every row."""
+    parts: Any = predicted_parts(fitted, rows)
+    seconds, spread, outside = parts
+    curves = curves_of(fitted.arrays["series"], keys_of(rows.code, rows.work), rows.skewed)
+    seconds = seconds * np.exp(np.sum(curves * hats(np, rows.tokens), axis=1))
+    known = curves.any(axis=1)
+    base = np.where(known, fitted.arrays["error_profiled"][rows.code], fitted.arrays["error"][rows.code])
+    return Predicted(seconds, expected_error(base, spread * ~known, outside), outside)
+
+
+def predicted_parts(fitted: Fitted, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Seconds by form and residual, disagreement of the members, 1 outside calibration."""
     found = [_predicted(fitted, some(rows, slice(at, at + CHUNK))) for at in range(0, len(rows.tokens), CHUNK)]
-    return Predicted(*(np.concatenate(leaves) for leaves in zip(*found, strict=True)))
+    seconds, spread, outside = (np.concatenate(leaves) for leaves in zip(*found, strict=True))
+    return seconds, spread, outside
 
 
-def _predicted(fitted: Fitted, rows: Rows) -> Predicted:
+def _predicted(fitted: Fitted, rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     arrays = fitted.arrays
     seconds, features = _described(arrays["constants"], rows)
     low, high = arrays["low"][rows.code], arrays["high"][rows.code]
@@ -214,7 +238,19 @@ def _predicted(fitted: Fitted, rows: Rows) -> Predicted:
         learned = arrays["learned"][rows.code]
         seconds = seconds * np.exp(learned * np.asarray(correction.log_factor, np.float64))
         spread = learned * np.asarray(correction.spread, np.float64)
-    return Predicted(seconds, expected_error(arrays["error"][rows.code], spread, outside), outside)
+    return seconds, spread, outside
+
+
+def profiled_error(
+    rows: Rows, left: Float[np.ndarray, " row"], seed: int, kernels: int
+) -> Float[np.ndarray, " kernel"]:
+    """Median error at token counts that the curve of a layout has not seen: one of eight, drawn by layout."""
+    aside = np.random.default_rng(seed).random(len(left)) < 0.125
+    keys = keys_of(rows.code, rows.work)
+    found = fit_curves(keys[~aside], rows.skewed[~aside], rows.tokens[~aside], left[~aside])
+    curves = curves_of(found, keys, rows.skewed)
+    size = np.abs(np.expm1(left - np.sum(curves * hats(np, rows.tokens), axis=1)))
+    return error_by_kernel(size, rows.code, aside, kernels)
 
 
 @jax.jit
@@ -244,5 +280,3 @@ def signatures(rows: Rows, kernels: int) -> Float[np.ndarray, "kernel gated spre
     found = np.zeros((kernels, 2, 2))
     np.add.at(found, (rows.code, (rows.work.matrices > 2.5).astype(int), spread_of(rows.work)), 1.0)
     return found
-
-

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -63,7 +64,9 @@ def doubtful(table: OperatorTable) -> Bool[np.ndarray, " row"]:
     That work: the same model and routing, at least as many tokens, divided over at most as many ranks. Such a row shows
     a disturbed measurement, or a kernel that was not tuned for its shape; nobody can tell it from the shape.
     """
-    labels = [np.unique(table[name], return_inverse=True)[1] for name in ("engine", "engine_version", "kernel", "dtype")]
+    labels = [
+        np.unique(table[name], return_inverse=True)[1] for name in ("engine", "engine_version", "kernel", "dtype")
+    ]
     columns = [np.nan_to_num(table[name], nan=-1.0) for name in ("skew", *MODEL)]
     unknown = np.isfinite(table["active"])  # routing of its own: nothing to compare with
     keys = np.stack([*labels, table["timing"] == "launch", *columns, np.where(unknown, np.arange(len(table)), -1)], 1)
@@ -109,15 +112,16 @@ def experts_of(table: OperatorTable, device: DeviceConf) -> Experts:
     kinds = [DTYPES[dtype] for dtype in table["dtype"].tolist()]
     rates = {stored: format_of(stored, device).flops_per_s for _, stored, _ in set(kinds)}
     one = np.ones(len(table))
-    return Experts(
-        hidden=table["hidden"],
-        inter=table["inter"] / table["tp"],
-        experts=table["experts"],
-        local_experts=local,
-        top_k=table["top_k"],
-        matrices=table["matrices"],
-        weight_bytes=np.array([size for _, _, size in kinds]),
-        flops_per_s=np.array([rates[stored] for _, stored, _ in kinds]),
-        memory_bytes_per_s=device.memory_bytes_per_s * device.memory_efficiency * one,
-        units=device.compute_units * one,
-    )
+    columns: dict[str, Any] = {
+        "hidden": table["hidden"],
+        "inter": table["inter"] / table["tp"],
+        "experts": table["experts"],
+        "local_experts": local,
+        "top_k": table["top_k"],
+        "matrices": table["matrices"],
+        "weight_bytes": np.array([size for _, _, size in kinds]),
+        "flops_per_s": np.array([rates[stored] for _, stored, _ in kinds]),
+        "memory_bytes_per_s": device.memory_bytes_per_s * device.memory_efficiency * one,
+        "units": device.compute_units * one,
+    }
+    return Experts(**columns)

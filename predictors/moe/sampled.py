@@ -1,13 +1,14 @@
 """Loads of the rows of operator tables, by the rule their experts' rows were drawn with.
 
-Even routing strides over the experts: token t takes `t + i ceil(E/k)` for i < k, from rank 0's view (with fewer tokens
-than a stride, its start is spread over the stride). Skewed routing draws popularities from a bounded power law, rounds
-them to T k rows, caps each at T, and hands what is over or missing out in turn, to the emptiest expert of each
-rank (or from the fullest). Tables of `UNCAPPED` versions give what is missing to the most popular experts instead, with no
-cap. The busiest rank is measured. Draws have a fixed seed; a row's loads are means over `DRAWS`.
+Even routing strides over the experts: token t takes `t + i ceil(E/k)` for i < k; with fewer tokens than a stride, their
+starts are spread over it. Skewed routing draws popularities from a bounded power law, rounds them to T k rows, caps
+each at T, and hands what is over or missing out in turn, to the emptiest expert of each rank (or from the fullest).
+Tables of `UNCAPPED` versions give what is missing to the most popular experts, with no cap. The busiest rank was
+measured (of even routing, the first). Draws have a fixed seed; a row's loads are means over `DRAWS`.
 """
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -30,7 +31,9 @@ def table_loads(table: OperatorTable) -> Loads:
     keys[known] = (1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
     distinct, place = np.unique(keys, axis=0, return_inverse=True)
     found = np.array([_loads(*map(int, key[:4]), float(key[4]), bool(key[5])) for key in distinct])[place]
-    rows, active, padded = found[:, 0], found[:, 1], found[:, 2:].T
+    rows: Any = found[:, 0]
+    active: Any = found[:, 1]
+    padded: Any = found[:, 2:].T
     if known.any():
         local = table["experts"] / table["ep"]
         rows = np.where(known, table["tokens"] * table["top_k"] / table["ep"], rows)
@@ -83,7 +86,7 @@ def skewed(
 def _to_the_largest(
     counts: Int[np.ndarray, "draw expert"], drawn: Float[np.ndarray, "draw expert"], total: int
 ) -> Int[np.ndarray, "draw expert"]:
-    """What is missing of `total` goes to the most popular experts, one row each; what is over is taken from the least."""
+    """What is missing of `total` goes to the most popular experts, one row each; what is over comes from the least."""
     missing = (total - counts.sum(axis=1))[:, None]
     experts = counts.shape[1]
     place = np.argsort(np.argsort(-drawn, axis=1, kind="stable"), axis=1)
@@ -96,7 +99,7 @@ def _to_the_largest(
 def _in_turn(
     counts: Int[np.ndarray, "draw rank local"], units: Int[np.ndarray, " draw"], sign: int, most: int
 ) -> Int[np.ndarray, "draw rank local"]:
-    """`units` rows one by one over the ranks, each to its emptiest expert, at most `most` (sign -1: from its fullest)."""
+    """`units` rows one by one over the ranks, each to its emptiest expert up to `most` (sign -1: from its fullest)."""
     ranks = counts.shape[1]
     share = units[:, None] // ranks + (np.arange(ranks) < (units % ranks)[:, None])
     signed, limit = counts * sign, most if sign > 0 else 0

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from sim.cost.decode import DecodeTerms
+from sim.cost.grid import Grid, single
 from sim.cost.kernel import LengthKernel
 from sim.cost.lengths import AttentionTerms, LengthTerms
 from sim.cost.prefill import PrefillTerms
@@ -36,7 +37,11 @@ def used_terms(attention: AttentionTerms, recurrent: RecurrentTerms) -> LengthTe
     """The kinds with any layer of one plan (leaves `[kind]`, numpy), as Python floats; no window: None."""
 
     def row(terms, index: int):
-        return jax.tree.map(lambda leaf: float(leaf[index]), terms)
+        return jax.tree.map(
+            lambda leaf: single(leaf, index) if isinstance(leaf, Grid) else float(leaf[index]),
+            terms,
+            is_leaf=lambda leaf: isinstance(leaf, Grid),
+        )
 
     kinds = [row(attention, index) for index in np.flatnonzero(attention.layers).tolist()]
     states = [row(recurrent, index) for index in np.flatnonzero(recurrent.layers).tolist()]

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
+from sim.cost.grid import Grid, Roots, Steps, factor, float_reader
 from sim.cost.kernel import LengthKernel
 from sim.cost.number import Number
 from sim.cost.soft import soft_maximum
@@ -36,6 +37,14 @@ from sim.deployment.plan import AttentionSlots, DeviceArrays
 NORMAL_SHARE = 2.0 / math.pi
 TINY_TOKENS = 1e-6
 
+DECODE_AXES = (
+    Steps((1.0, 16.0, 64.0, 256.0, 1024.0), (1.0, 4.0, 16.0, 64.0)),
+    Roots(2.0, 2.0**18, 28),
+    Roots(1.0, 64.0, 6),
+)
+"""Of the learned factor: rows, mean keys of a row, and the longest row's over the mean."""
+_float_factor = float_reader(DECODE_AXES)
+
 
 class DecodeTerms(NamedTuple):
     """The decode kernel of one layer.
@@ -44,6 +53,7 @@ class DecodeTerms(NamedTuple):
     - `row_s`: start and end of one row's blocks.
     - `token_s`: one token of one row streamed by the whole device; `chain_s`: by one block.
     - `split_share`: one over the number of rows below which a row is split over several blocks.
+    - `grid`: a learned factor on all of it, by `DECODE_AXES`.
     """
 
     floor_s: Number
@@ -53,6 +63,7 @@ class DecodeTerms(NamedTuple):
     token_s: Number
     chain_s: Number
     split_share: Number
+    grid: Grid | None = None
 
 
 class DecodeConstants(LengthKernel[DecodeTerms]):
@@ -94,7 +105,7 @@ class DecodeConstants(LengthKernel[DecodeTerms]):
 
 def decode_s(xp: Any, terms: DecodeTerms, decodes: Number, mean: Number, variance: Number, longest: Number) -> Number:
     """Seconds of one layer over `decodes` rows whose keys have the given mean, variance and maximum; 0 for none."""
-    floor_s, several_s, split_s, row_s, token_s, chain_s, split_share = terms
+    floor_s, several_s, split_s, row_s, token_s, chain_s, split_share, grid = terms
     rows = xp.maximum(decodes, 1.0)
     beyond = longest - mean
     long_rows = rows * variance / (variance + beyond * beyond + TINY_TOKENS)
@@ -110,12 +121,14 @@ def decode_s(xp: Any, terms: DecodeTerms, decodes: Number, mean: Number, varianc
         + (longest - low) * xp.maximum(chain_s - long_rows * token_s, 0.0)
         + low * xp.maximum(chain_s - rows * token_s, 0.0)
     )
+    if grid is not None:
+        seconds = seconds * factor(xp, grid, DECODE_AXES, rows, mean, longest / xp.maximum(mean, 1.0))
     return xp.where(decodes > 0, seconds, 0.0)
 
 
 def decode_float_s(terms: Any, rows: float, mean: float, variance: float, longest: float) -> float:
-    """What `decode_s` gives on numbers, bit for bit, in half the time; `rows` at least 1."""
-    floor_s, several_s, split_s, row_s, token_s, chain_s, split_share = terms
+    """What `decode_s` gives on numbers, bit for bit, in half the time; `rows` whole, at least 1."""
+    floor_s, several_s, split_s, row_s, token_s, chain_s, split_share, grid = terms
     beyond = longest - mean
     long_rows = rows * variance / (variance + beyond * beyond + TINY_TOKENS)
     low = mean - variance / (beyond + TINY_TOKENS)
@@ -126,7 +139,7 @@ def decode_float_s(terms: Any, rows: float, mean: float, variance: float, longes
         unsplit = 1.0
     chain_s = chain_s * unsplit
     late_s, early_s = chain_s - long_rows * token_s, chain_s - rows * token_s
-    return (
+    seconds: float = (
         floor_s
         + several_s * (1.0 if rows > 2.0 else rows - 1.0)
         + split_s * (1.0 - unsplit)
@@ -135,6 +148,10 @@ def decode_float_s(terms: Any, rows: float, mean: float, variance: float, longes
         + (longest - low) * (late_s if late_s > 0.0 else 0.0)
         + low * (early_s if early_s > 0.0 else 0.0)
     )
+    if grid is None:
+        return seconds
+    stretch = longest / (mean if mean > 1.0 else 1.0)
+    return seconds * _float_factor(grid.values, rows, mean, stretch)
 
 
 def windowed_rows(

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sim.cost.attention import attention_terms, used_terms
-from sim.cost.collective import CollectiveTerms, collective_s, collective_terms
+from sim.cost.collective import CollectiveTerms, collective_price, collective_terms
 from sim.cost.decode import DecodeTerms
 from sim.cost.head import SamplerConstants, SamplerTerms
 from sim.cost.kernel import LengthKernel, TokenKernel
@@ -48,7 +48,7 @@ class KernelCost(CostModel):
     """Sum of the kernels of one step on one rank.
 
     Every constant is an array leaf, so that `jax.grad` reaches it and a calibration may replace it (`eqx.tree_at`).
-    `rel_error` is the error claimed where no kernel claims its own: collectives, launches, host.
+    `rel_error` is the error claimed where no kernel claims its own: launches, host.
     """
 
     gemm: TokenKernel
@@ -91,10 +91,8 @@ class KernelCost(CostModel):
         elementwise = self.elementwise.price(terms.elementwise, tokens).total()
 
         gathers = terms.collective.emitting
-        moving = gathers * emitting + (1.0 - gathers) * tokens > 0.0
-        moved_s = jnp.where(moving, collective_s(terms.collective, tokens, emitting), 0.0)
-        collective = uncalibrated(jnp.sum(moved_s * (1.0 - gathers), axis=0), self.rel_error)
-        gather = uncalibrated(jnp.sum(moved_s * gathers, axis=0), self.rel_error)
+        moved = collective_price(terms.collective, tokens, emitting)
+        collective, gather = moved.times(1.0 - gathers).total(), moved.times(gathers).total()
         sampler = self.sampler.price(terms.sampler, emitting)
 
         device_s = body.seconds + moe.seconds + elementwise.seconds + collective.seconds

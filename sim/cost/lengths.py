@@ -2,8 +2,8 @@
 
 One function serves every engine: the exact engine calls it once per step on Python floats (`FLOATS`), the
 wide engine on arrays (`jax.numpy`), the analytic kernel on arrays with an axis of attention kinds. A batch that only
-decodes runs the kernel of `sim.cost.decode`, one with prefill chunks that of `sim.cost.prefill`; state layers are
-linear in sequences and tokens.
+decodes runs the kernel of `sim.cost.decode`, one with prefill chunks that of `sim.cost.prefill`; state layers have a
+form of their own (`sim.cost.recurrent`).
 """
 
 from typing import Any, NamedTuple
@@ -101,6 +101,6 @@ def decodes_s(terms: LengthTerms, decodes: Any, decode_sum: Any, decode_max: Any
             mean, variance, longest = windowed_rows(FLOATS, mean, variance, longest, window, chunked)
         total += layers * decode_float_s(decode, rows, mean, variance, longest)
     recurrent: Any = terms.recurrent
-    for layers, floor_s, sequence_s, _ in recurrent:
+    for layers, floor_s, sequence_s, *_ in recurrent:
         total += layers * (floor_s + sequence_s * decodes)
     return float(total)

@@ -87,7 +87,8 @@ def lockstep_steps(
     mode = np.asarray(columns.graph_mode, np.int64)
     whole, least = np.bincount(step, tokens, count), -_largest(-tokens, step, count)
     ranks = np.bincount(step, minlength=count)
-    moved = np.array([exchanged(*each) for each in zip(whole, least, ranks, strict=True)], np.float64)
+    each = zip(whole.tolist(), least.tolist(), ranks.tolist(), strict=True)
+    moved = np.array([exchanged(total, fewest, size) for total, fewest, size in each], np.float64)
     together = _priced(cost, shared, padded_tokens=whole)
     together["collective_s"] = _priced(cost, shared, padded_tokens=moved)["collective_s"]
     parts = {name: found[name] + together[name][step] for name in DEVICE}

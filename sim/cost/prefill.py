@@ -1,22 +1,28 @@
 """Attention of a batch with prefill chunks, and of the decodes that ride along in their kernel.
 
 Blocks of query rows are list-scheduled on the compute units, head by head: block after block starts on the unit that is
-free first. With W the time of all blocks over the units, b the mean block by its share of the work, and L a long block that
+free first. With W the time of all blocks over the units, b the mean block by its share of the work, and L a long
+block that
 starts when all but the work `after` it has been given out, the last unit ends at
 
     max(L, waves, W + wave (1 - w) max(L - after - b/2, 0)),        waves = wave max over classes d ceil(blocks/units)
 
-`waves` is exact for blocks of one length, the last term what is expected of many lengths: w = 1/(1 + 150 spread^2), spread
+`waves` is exact for blocks of one length, the last term what is expected of many lengths: w = 1/(1 + 150 spread^2),
+spread
 the relative deviation of b. Classes of blocks are the tiles of the chunks, the long and the short decodes (as many long
 ones as `sim.cost.decode` takes); a decode also gets as many tiles as the longest chunk, all but one with nothing to do.
-`wave` is 0 where work is balanced. The time of the schedule is in a soft maximum (power 4) with the stream of keys, queries
+`wave` is 0 where work is balanced. The time of the schedule is in a soft maximum (power 4) with the stream of keys,
+queries
 and outputs.
 
-Where query heads do not share a block, heads drift apart and keys are read again once the batch's keys of one head exceed
+Where query heads do not share a block, heads drift apart and keys are read again once the batch's keys of one head
+exceed
 the last-level cache: `1 + gate min(g - 1, (g - 1) blocks/units)` times, gate = f^4/(1 + f^4), f = keys over cache.
 
-**Steps.** A block steps through its keys by 128. Where that shows (`stepped`), a tile is 64 rows and the steps of one chunk
-are counted exactly, as those of decodes of equal lengths; of other lengths the last step is used half on average. Under a
+**Steps.** A block steps through its keys by 128. Where that shows (`stepped`), a tile is 64 rows and the steps of one
+chunk
+are counted exactly, as those of decodes of equal lengths; of other lengths the last step is used half on average.
+Under a
 window the mean keys are exact for one chunk, whose rows see ever more keys.
 """
 
@@ -51,7 +57,7 @@ class PrefillTerms(NamedTuple):
     - `stepped`: 1 where keys are stepped through by 128 in tiles of 64 rows; `wave`: 1 for list-scheduled blocks, 0 for
       balanced work.
     - `kv_token_s`: one token of context streamed; `row_token_s`: queries and outputs of one row;
-      `context_token_s`: one prior token expanded.
+      `token_s`: one new row before and after the kernel; `context_token_s`: one prior token expanded.
     - `rereads`: query heads that read a KV head's keys apart, less one; `rereads_per_block`: the same over the units;
       `cache_share`: one over the tokens of one KV head that the last-level cache holds.
     - `joint`: 1 if decodes ride in this kernel.
@@ -69,6 +75,7 @@ class PrefillTerms(NamedTuple):
     wave: Number
     kv_token_s: Number
     row_token_s: Number
+    token_s: Number
     context_token_s: Number
     rereads: Number
     rereads_per_block: Number
@@ -111,6 +118,7 @@ class PrefillConstants(LengthKernel[PrefillTerms]):
             wave=slots.wave,
             kv_token_s=slots.kv_bytes_per_token / stream,
             row_token_s=ACTIVATION_BYTES * slots.q_heads * slots.prefill_dim / stream,
+            token_s=0.0 * same,
             context_token_s=slots.context_flops / slots.flops_per_s + expanded_bytes / stream,
             rereads=rereads,
             rereads_per_block=rereads / units,
@@ -160,6 +168,7 @@ def prefill_s(
         wave,
         kv_token_s,
         row_token_s,
+        token_s,
         context_token_s,
         rereads,
         rereads_per_block,
@@ -222,8 +231,16 @@ def prefill_s(
             0.0,
         ),
     )
-    schedule_s = share * (busy_s + empty_s * maximum(idle, 0.0)) + wave * tail_s
-    schedule_s = maximum(maximum(schedule_s, wave * waves_s), maximum(deep_s, long_s))
+    work_s = share * busy_s
+    chain_s = maximum(deep_s, long_s)
+    blocks = share * (tiles + riders) - ROUNDING
+    mixed = riders > 0.0
+    second_s = chain_s + where(mixed, wave * minimum(tile_s, row_s), 0.0)
+    quick = where(mixed, where(tile_s < row_s, tiles, riders), 0.0) / (tiles + riders)
+    several_s = maximum(work_s, second_s)
+    many_s = maximum(maximum(work_s + wave * tail_s, wave * waves_s), several_s)
+    schedule_s = where(blocks > 1.0 + quick, many_s, where(blocks > 1.0, several_s, chain_s))
+    schedule_s = schedule_s + share * empty_s * maximum(idle, 0.0)
 
     # what is streamed
     fill = riders * mean
@@ -236,7 +253,8 @@ def prefill_s(
     schedule_s = schedule_s * schedule_s
     stream_s = stream_s * stream_s
     both_s = xp.sqrt(xp.sqrt(schedule_s * schedule_s + stream_s * stream_s + TINY_S4))
-    return floor_s + both_s + context_token_s * prior + (1.0 - joint) * decode_alone_s
+    kernel_s = floor_s + both_s + token_s * (tokens + riders)
+    return kernel_s + context_token_s * prior + (1.0 - joint) * decode_alone_s
 
 
 def windowed_chunk(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from sim.cost.grid import stacked_grids
 from sim.cost.lengths import LengthTerms
 from sim.cost.model import CostModel
 from sim.cost.stats import BatchStats
@@ -19,6 +20,8 @@ MODES = ("eager", "piecewise", "full")
 STATS = tuple(BatchStats.__dataclass_fields__)
 COLUMNS = (*SECONDS, "total_s", "memory_bytes", "flops", "rel_error", "outside_share")
 CHUNK = 2048
+GRIDS = ("decode", "prefill")
+"""Parts of attention terms that may hold a grid."""
 
 
 class PriceTable(NamedTuple):
@@ -139,4 +142,9 @@ def _stack(kinds: list) -> Any:
     """One kind of several plans; where only some have a window, the others get one that never binds."""
     if any(getattr(kind, "window", None) is not None for kind in kinds):
         kinds = [kind._replace(window=UNLIMITED, chunked=0.0) if kind.window is None else kind for kind in kinds]
-    return jax.tree.map(lambda *leaves: np.array(leaves, np.float64), *kinds)
+    grids = {
+        name: stacked_grids([getattr(kind, name).grid for kind in kinds]) for name in GRIDS if hasattr(kinds[0], name)
+    }
+    bare = [kind._replace(**{name: getattr(kind, name)._replace(grid=None) for name in grids}) for kind in kinds]
+    stack = jax.tree.map(lambda *leaves: np.array(leaves, np.float64), *bare)
+    return stack._replace(**{name: getattr(stack, name)._replace(grid=table) for name, table in grids.items()})

@@ -11,6 +11,7 @@ themselves first, all devices take part, and the outputs are gathered inside the
 does, and the outputs are summed inside the rank.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from sim.deployment.formats import FORMATS, format_code, format_of
 from sim.deployment.plan import COLLECTIVE_SLOTS, PROTOCOLS, CollectiveSlots
 from sim.deployment.rules import ParallelRules
 from sim.deployment.slots import filled, kernel_facts
+from sim.hardware.collective_points import POINTS
 from sim.hardware.collectives import LIBRARIES, CollectiveConstants, collective_constants
 from sim.hardware.spec import DeviceConf
 from sim.model.spec import Layer, Mamba, ModelSpec, MoE
@@ -165,6 +167,7 @@ def collective_slots(rows: list[dict[str, Any]]) -> CollectiveSlots:
     """Rows of `collective`, padded."""
     nothing = np.zeros(PROTOCOLS)
     neutral = {"bytes_per_token": 0, "factor": 0, "emitting": 0, "a_s": nothing, "bytes_per_s": nothing}
+    neutral |= measured_points((), ()) | {"rel_error": 0, "estimated": 0, "largest": np.inf}
     found: CollectiveSlots = filled(CollectiveSlots, rows, COLLECTIVE_SLOTS, neutral, "collectives")
     return found
 
@@ -178,4 +181,18 @@ def collective(constants: CollectiveConstants, count: float, bytes_per_token: fl
         "a_s": constants.a_s,
         "bytes_per_s": constants.bytes_per_s,
         "emitting": emitting,
+        **measured_points(constants.log_sent, constants.log_ratio),
+        "rel_error": constants.rel_error,
+        "estimated": float(constants.estimated),
+        "largest": math.exp(constants.log_sent[-1]) if constants.log_sent else math.inf,
+    }
+
+
+def measured_points(log_sent: tuple[float, ...], log_ratio: tuple[float, ...]) -> dict[str, Any]:
+    """`log_sent` and `log_ratio` of a slot: measured points, then ones that change nothing."""
+    last, ratio = (log_sent[-1], log_ratio[-1]) if log_sent else (0.0, 0.0)
+    spare = POINTS - len(log_sent)
+    return {
+        "log_sent": np.array([*log_sent, *(last + 1.0 + index for index in range(spare))]),
+        "log_ratio": np.array([*log_ratio, *[ratio] * spare]),
     }

@@ -40,7 +40,7 @@ from sim.deployment.plan import (
 from sim.deployment.rules import ParallelRules
 from sim.deployment.slots import filled, kernel_facts
 from sim.hardware.spec import DeviceConf
-from sim.model.spec import MLA, Attention, HeadShape, Layer, Linear, ModelSpec, MoE, Recurrent
+from sim.model.spec import MLA, Attention, GatedDelta, HeadShape, Layer, Linear, ModelSpec, MoE, Recurrent
 
 
 def attention_family(device: DeviceConf) -> dict[str, Any]:
@@ -275,17 +275,17 @@ def _attention_slots(
 
 
 def _recurrent_slots(layers: Mapping[Layer, int], device: DeviceConf, tensor_parallel: int) -> RecurrentSlots:
-    groups: Counter[tuple[float, float]] = Counter()
+    groups: Counter[tuple[float, ...]] = Counter()
     for layer, count in layers.items():
-        if isinstance(layer.mixer, Recurrent):
-            state = layer.mixer.cache(tensor_parallel, ACTIVATION_BYTES).state_bytes
-            groups[(state, layer.mixer.flops_per_token(tensor_parallel))] += count
+        mixer = layer.mixer
+        if isinstance(mixer, Recurrent):
+            size = mixer.cache(tensor_parallel, ACTIVATION_BYTES).state_bytes, mixer.flops_per_token(tensor_parallel)
+            shape = mixer.state_elements(tensor_parallel), mixer.conv_channels(tensor_parallel)
+            groups[(*size, *shape, isinstance(mixer, GatedDelta))] += count
     rate = format_of("bf16", device).flops_per_s
-    rows = [
-        {"count": count, "state_bytes": state, "flops_per_token": flops, "flops_per_s": rate}
-        for (state, flops), count in groups.items()
-    ]
-    neutral = {"state_bytes": 0, "flops_per_token": 0, "flops_per_s": rate}
+    names = ("state_bytes", "flops_per_token", "elements", "channels", "delta")
+    rows = [dict(zip(names, key, strict=True)) | {"count": count, "flops_per_s": rate} for key, count in groups.items()]
+    neutral = dict.fromkeys(names, 0) | {"flops_per_s": rate}
     return filled(RecurrentSlots, rows, RECURRENT_SLOTS, neutral, "kinds of state layers")
 
 

@@ -83,12 +83,19 @@ class AttentionSlots(eqx.Module):
 
 
 class RecurrentSlots(eqx.Module):
-    """State layers (Mamba, linear attention): state bytes kept per sequence, FLOPs per prefilled token."""
+    """State layers (Mamba, linear attention): state bytes kept per sequence, FLOPs per prefilled token.
+
+    `elements` of the recurrent state and `channels` of the convolution, both of one sequence on this rank; `delta` is 1
+    for gated delta networks, 0 for state-space layers.
+    """
 
     count: Float[Array, "*config recurrent"]
     state_bytes: Float[Array, "*config recurrent"]
     flops_per_token: Float[Array, "*config recurrent"]
     flops_per_s: Float[Array, "*config recurrent"]
+    elements: Float[Array, "*config recurrent"]
+    channels: Float[Array, "*config recurrent"]
+    delta: Float[Array, "*config recurrent"]
 
 
 class MoeSlots(eqx.Module):
@@ -117,7 +124,10 @@ class CollectiveSlots(eqx.Module):
     """Collectives of one step: `count` of them moving `bytes_per_token` x padded tokens each.
 
     Time is the minimum over protocols p of `a_s[p] + factor * bytes / bytes_per_s[p]`, the hop latencies
-    of the group already inside `a_s`; `factor` is the algorithm's traffic, 2 (g - 1)/g for all-reduce.
+    of the group already inside `a_s`; `factor` is the algorithm's traffic, 2 (g - 1)/g for all-reduce. It is multiplied
+    by the exponential of `log_ratio`, interpolated over `log_sent`, the logarithm of `factor * bytes` at measured sizes
+    (rising; unused points at the end repeat the last ratio). `rel_error`: mean error to expect; `estimated` is 1 where
+    nobody measured this operation, group and device; `largest`: bytes sent beyond which it is extrapolated.
     `emitting` is 1 where the rows are the emitting ones (gathered logits), 0 where they are the padded tokens.
     """
 
@@ -127,6 +137,11 @@ class CollectiveSlots(eqx.Module):
     a_s: Float[Array, "*config collective protocol"]
     bytes_per_s: Float[Array, "*config collective protocol"]
     emitting: Float[Array, "*config collective"]
+    log_sent: Float[Array, "*config collective point"]
+    log_ratio: Float[Array, "*config collective point"]
+    rel_error: Float[Array, "*config collective"]
+    estimated: Float[Array, "*config collective"]
+    largest: Float[Array, "*config collective"]
 
 
 class DeviceArrays(eqx.Module):

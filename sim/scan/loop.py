@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int32
 
+from sim.cost.grid import of_plans
 from sim.scan.jobs import MAX_CLOCK_NS, Status
 from sim.scan.pack import Packed
 from sim.scan.state import Lanes, Prices, Shape, State, Workloads, empty_lanes, free_chain, fresh_state
@@ -33,7 +34,7 @@ def advance(
     state: State,
 ) -> tuple[State, tuple[Log, StepLog | None]]:
     """`window` iterations of all lanes; logs have axes `[iteration, lane]`. Keys are re-based first."""
-    terms = jax.tree.map(lambda leaf: leaf[lanes.plan], prices.terms)
+    terms = of_plans(prices.terms, lanes.plan)
     empty = jnp.iinfo(state.key.dtype).min
     shift = (state.step - state.base).astype(state.key.dtype)
     key = jnp.where(state.key == empty, state.key, state.key + shift[None, :])

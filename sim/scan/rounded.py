@@ -55,6 +55,9 @@ class Rounded:
     def __gt__(self, other: Any) -> Bool[Array, "..."]:
         return self.value > _plain(other)
 
+    def __le__(self, other: Any) -> Bool[Array, "..."]:
+        return self.value <= _plain(other)
+
 
 class RoundedNumpy:
     """The functions of `numpy` that the closed form of the lengths needs, on `Rounded` arrays and numbers."""

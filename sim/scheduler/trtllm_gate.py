@@ -2,7 +2,8 @@
 
 A rank without a prompt would idle through the step in which others prefill. So while all ranks decode, prompts wait
 until each has one, or for `timeout` steps. Source: PyExecutor of TensorRT-LLM's PyTorch backend
-(`attention_dp_config.enable_balance`, `timeout_iters`), recalled; that the steps are counted from the first prompt on is
+(`attention_dp_config.enable_balance`, `timeout_iters`), recalled; that the steps are counted from the first prompt on
+is
 taken from measured servers, whose first tokens come that many steps later.
 """
 

@@ -7,21 +7,35 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from sim.cost.collective import collective_s, collective_terms, soft_min
+from sim.cost.collective import collective_price, collective_s, collective_terms, soft_min
+from sim.deployment.exchange import collective, collective_slots, measured_points
 from sim.deployment.plan import CollectiveSlots
+from sim.hardware.collective_points import monotone, shipped_points
 from sim.hardware.collectives import collective_constants
 from sim.hardware.read import load_device
 
 
-def slots(count=(1.0,), bytes_per_token=(8192.0,), factor=(1.5,), a_s=None, bytes_per_s=None, emitting=(0.0,)):
-    """One configuration; defaults: all-reduce of 4 ranks, three protocols of a round device."""
+def slots(
+    count=(1.0,), bytes_per_token=(8192.0,), factor=(1.5,), a_s=None, bytes_per_s=None, emitting=(0.0,), points=None
+):
+    """One configuration; defaults: all-reduce of 4 ranks, three protocols of a round device, nothing measured.
+
+    `points`: (bytes sent, ratio) by slot.
+    """
     a_s = [[5e-6, 10e-6, 40e-6]] if a_s is None else a_s
     bytes_per_s = [[2e9, 100e9, 300e9]] if bytes_per_s is None else bytes_per_s
-    arrays = (jnp.asarray(x) for x in (count, bytes_per_token, factor, a_s, bytes_per_s, emitting))
-    return CollectiveSlots(*arrays)
+    measured = [
+        measured_points(tuple(np.log(sent)), tuple(np.log(ratio))) for sent, ratio in points or [((), ())] * len(count)
+    ]
+    log_sent, log_ratio = ([one[name] for one in measured] for name in ("log_sent", "log_ratio"))
+    largest = [sent[-1] if len(sent) else np.inf for sent, _ in points or [((), ())] * len(count)]
+    claims = (np.full(len(count), 0.04), np.zeros(len(count)), largest)
+    arrays = (count, bytes_per_token, factor, a_s, bytes_per_s, emitting, log_sent, log_ratio, *claims)
+    return CollectiveSlots(*(jnp.asarray(x) for x in arrays))
 
 
 compiled = jax.jit(lambda group, tokens, rows: collective_s(collective_terms(group), tokens, rows))
+claimed = jax.jit(lambda group, tokens, rows: collective_price(collective_terms(group), tokens, rows))
 
 
 def price(group, tokens, rows=0.0):
@@ -77,6 +91,45 @@ def test_axes_broadcast_over_configurations():
     np.testing.assert_allclose(together[0], [float(price(slots(), float(t))[0]) for t in tokens], rtol=1e-6)
 
 
+POINTS = [((1e5, 4e5, 1.6e6), (2.0, 1.0, 0.5))]
+
+
+def test_measured_ratios_are_met_and_interpolated_in_the_logarithm():
+    # 1.5 x 8192 B a token: 4e5 bytes are 32.55 tokens; half way to 1.6e6 in the logarithm is 8e5, ratio 2 ** -0.5.
+    form, measured = slots(), slots(points=POINTS)
+    for sent, ratio in ((1e4, 2.0), (1e5, 2.0), (2e5, 2**0.5), (4e5, 1.0), (8e5, 2**-0.5), (1.6e6, 0.5), (1e9, 0.5)):
+        tokens = sent / (1.5 * 8192)
+        assert float(price(measured, tokens)[0] / price(form, tokens)[0]) == pytest.approx(ratio, rel=1e-4)
+
+
+def test_a_plan_meets_the_measured_time():
+    # H200, 8 ranks, vLLM 0.24: the shipped series at three of its sizes, tokens of 8 KiB.
+    device = load_device("h200-sxm")
+    series = next(
+        one for one in shipped_points()["h200_sxm", "vllm", "all_reduce"] if (one.build, one.group) == ("0.24.0", 8)
+    )
+    found = collective_constants(device, "all_reduce", 8, "vllm")
+    group = jax.tree.map(jnp.asarray, collective_slots([collective(found, 3.0, 8192.0, 0.0)]))
+    for size, seconds in list(zip(series.size_bytes, monotone(series.time_s), strict=True))[6:20:5]:
+        assert float(price(group, size / 8192)[0]) == pytest.approx(3 * seconds, rel=1e-4)
+
+
+def test_a_price_says_what_it_does_not_know():
+    group = slots(
+        count=(1.0, 1.0),
+        bytes_per_token=(1e3, 1e3),
+        factor=(1.0, 1.0),
+        a_s=[[1e-6] * 3] * 2,
+        bytes_per_s=[[1e9] * 3] * 2,
+        emitting=(0.0, 1.0),
+        points=POINTS * 2,
+    )
+    inside, beyond = (claimed(group, jnp.asarray(tokens), jnp.asarray(0.0)) for tokens in (1600.0, 1601.0))
+    assert float(inside.error_s[0]) == pytest.approx(0.04 * float(inside.seconds[0]))
+    assert inside.outside_s[0] == 0.0 and beyond.outside_s[0] == beyond.seconds[0]
+    assert [float(leaf[1]) for leaf in inside] == [0.0, 0.0, 0.0]  # no emitting rows
+
+
 @settings(deadline=None)
 @given(st.floats(0, 1e6), st.floats(1.001, 100))
 def test_more_bytes_never_take_less(tokens, more):
@@ -100,7 +153,8 @@ def test_gradient_equals_finite_differences(tokens):
     """As elasticities, leaf x derivative, so that a millionth of the time is the yardstick for every leaf."""
     with jax.enable_x64(True):
         value, slope = jax.jit(micros), jax.jit(jax.grad(micros, argnums=(0, 1)))
-        group, point, step = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), slots()), jnp.asarray(tokens), 1e-5
+        group = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), slots(points=POINTS))
+        point, step = jnp.asarray(tokens), 1e-5
         small = 1e-6 * float(value(group, point))
         gradients, by_tokens = slope(group, point)
         numeric = (value(group, point * (1 + step)) - value(group, point * (1 - step))) / (2 * step)

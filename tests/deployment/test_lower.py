@@ -116,6 +116,11 @@ def test_states(h100):
     slots = lower(load_model("mamba2-2.7b"), h100).recurrent
     assert slots.count[0] == 64
     assert slots.state_bytes[0] == load_model("mamba2-2.7b").layers[0].mixer.cache(1, 2.0).state_bytes
+    # 80 heads of 64 with 128 elements per channel; the convolution runs over them and over B and C of one group.
+    assert (slots.elements[0], slots.channels[0], slots.delta[0]) == (80 * 64 * 128, 80 * 64 + 2 * 128, 0.0)
+    delta = lower(load_model("qwen3-next-80b-a3b"), h100, 2).recurrent
+    # 32 value heads of 128 and 16 key heads of 128 on two ranks
+    assert (delta.elements[0], delta.channels[0], delta.delta[0]) == (16 * 128 * 128, (2 * 8 + 16) * 128, 1.0)
 
 
 def test_collectives(llama, h100):

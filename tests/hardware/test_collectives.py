@@ -5,9 +5,11 @@ import gzip
 import statistics
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from sim.hardware.collective_points import CollectivePoints, between, monotone
 from sim.hardware.collective_table import ANY_GROUP, SHARPNESS, shipped_rows
 from sim.hardware.collectives import LIBRARIES, OPERATIONS, algorithm_factor, algorithm_steps, collective_constants
 from sim.hardware.read import list_devices, load_device
@@ -18,10 +20,13 @@ DEVICES = {name: load_device(name) for name in list_devices()}
 
 
 def seconds(constants, size_bytes):
-    """The soft minimum, by hand."""
+    """The soft minimum, by hand, times the measured ratio."""
     pairs = zip(constants.a_s, constants.bytes_per_s, strict=True)
     times = [a + constants.factor * size_bytes / b for a, b in pairs]
-    return sum(t**-SHARPNESS for t in times) ** (-1 / SHARPNESS)
+    form = sum(t**-SHARPNESS for t in times) ** (-1 / SHARPNESS)
+    if not constants.log_sent:
+        return form
+    return form * np.exp(np.interp(np.log(constants.factor * size_bytes), constants.log_sent, constants.log_ratio))
 
 
 def test_traffic_and_steps():
@@ -36,10 +41,13 @@ def test_traffic_and_steps():
     [
         # NCCL medians, fp16: H100 x 8 all-reduce of 1 KB, 1 MB and 512 MB, A100 x 8 all-to-all of 16 MB.
         ("h100-sxm", "all_reduce", 8, "nccl", 1 << 10, 15.6, 0.05),
-        ("h100-sxm", "all_reduce", 8, "nccl", 1 << 20, 25.4, 0.15),
-        ("h100-sxm", "all_reduce", 8, "nccl", 1 << 29, 2112, 0.15),
-        ("a100-sxm-80gb", "all_to_all", 8, "nccl", 1 << 24, 114, 0.15),
-        ("rtx-pro-6000", "all_reduce", 2, "nccl", 1 << 29, 13900, 0.05),
+        ("h100-sxm", "all_reduce", 8, "nccl", 1 << 20, 25.4, 0.05),
+        ("h100-sxm", "all_reduce", 8, "nccl", 1 << 29, 2112, 0.05),
+        ("a100-sxm-80gb", "all_to_all", 8, "nccl", 1 << 24, 114, 0.02),
+        ("rtx-pro-6000", "all_reduce", 2, "nccl", 1 << 29, 13900, 0.02),
+        # What data-parallel ranks exchange over PCIe: 16 and 256 KB between two.
+        ("rtx-pro-6000", "all_gather", 2, "nccl", 1 << 14, 6.2, 0.01),
+        ("rtx-pro-6000", "reduce_scatter", 2, "nccl", 1 << 18, 13.62, 0.01),
         # An engine's own kernel is three times faster on small messages.
         ("h100-sxm", "all_reduce", 8, "vllm", 1 << 10, 4.7, 0.05),
         # The sound L40S host, 1 GiB over 8 GPUs at a bus of 20.8 GB/s.
@@ -49,6 +57,34 @@ def test_traffic_and_steps():
 def test_close_to_measured(name, op, group, library, size_bytes, measured_us, within):
     constants = collective_constants(load_device(name), op, group, library)
     assert seconds(constants, size_bytes) == pytest.approx(measured_us * 1e-6, rel=within)
+
+
+def test_versions_have_series_of_their_own():
+    # RTX PRO 6000, a pair, 1 MB: vLLM 0.19 and 0.24 differ; an older version takes the oldest, a newer the newest.
+    device = load_device("rtx-pro-6000")
+    by_version = {
+        version: seconds(collective_constants(device, "all_reduce", 2, f"vllm{version}"), 1 << 20)
+        for version in ("/0.10.2", "/0.19.0", "/0.23.1", "/0.24.0", "/0.33.0", "")
+    }
+    assert by_version["/0.10.2"] == by_version["/0.19.0"] == by_version["/0.23.1"]
+    assert by_version["/0.24.0"] == by_version["/0.33.0"] == by_version[""]
+    assert by_version["/0.19.0"] != pytest.approx(by_version["/0.24.0"], rel=0.02)
+
+
+def test_between_groups_by_hand():
+    # Gathers of 2 and 8 of 10 and 40 us: 4 is half way in the logarithm, 20 us. All-reduce: latencies 10 and 40 us ->
+    # 20 us; the rest 100 and 175 us is 100 us per byte share 1 and 1.75: 20 + 1.5 x 100 = 170 us.
+    def series(op, group, *times_s):
+        return CollectivePoints("f", "nccl", "1", op, group, (1e3, 1e6), times_s)
+
+    sizes, times = between(series("all_gather", 2, 1e-5, 1e-4), series("all_gather", 8, 4e-5, 4e-4), 4)
+    assert sizes == (1e3, 1e6) and times == pytest.approx((2e-5, 2e-4))
+    _, times = between(series("all_reduce", 2, 1e-5, 1.1e-4), series("all_reduce", 8, 4e-5, 2.15e-4), 4)
+    assert times == pytest.approx((2e-5, 1.7e-4), rel=1e-3)
+
+
+def test_no_smaller_message_takes_longer():
+    assert monotone((3.0, 1.0, 2.0, 5.0, 4.0)) == (1.0, 1.0, 2.0, 4.0, 4.0)
 
 
 def test_measured_is_not_called_estimated():

@@ -36,7 +36,7 @@ STATISTICS = (
 
 def every_statistic_s(xp, terms, tokens, chunks, area, kv_tokens, max_tokens, decodes, total, longest, squares):
     """A stand-in for the closed form of the lengths that no wrong statistic leaves unchanged."""
-    count, floor_s, sequence_s, token_s = terms.recurrent[0]
+    count, floor_s, sequence_s, _, _, token_s, *_ = terms.recurrent[0]
     prefill_s = token_s * (area + 3.0 * kv_tokens + 7.0 * max_tokens + 11.0 * chunks + 0.1 * tokens)
     return floor_s * decodes + sequence_s * total + prefill_s + count * (longest + xp.sqrt(squares))
 
@@ -46,7 +46,7 @@ def make_table(base_s: float) -> PriceTable:
     return PriceTable(
         token_s=np.stack([base_s + 1e-5 * tokens, base_s / 2 + 1.3e-5 * tokens, base_s / 4 + 0.7e-5 * tokens]),
         row_s=1e-6 * np.arange(65.0),
-        lengths=LengthTerms((), (RecurrentTerms(1e-7 * base_s, 1e-6, 1e-8, 3e-9),)),
+        lengths=LengthTerms((), (RecurrentTerms(1e-7 * base_s, 1e-6, 1e-8, 0.0, 0.0, 3e-9, 0.0, 0.0),)),
     )
 
 

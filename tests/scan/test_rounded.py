@@ -49,7 +49,7 @@ def test_closed_form_of_the_lengths():
             AttentionTerms(12.0, DECODE, PREFILL._replace(joint=1.0, wave=0.0), 128.0, 0.0),
             AttentionTerms(4.0, DECODE, PREFILL, 512.0, 1.0),
         ),
-        (RecurrentTerms(8.0, 3.1e-6, 1.7e-7, 1.3e-9),),
+        (RecurrentTerms(8.0, 3.1e-6, 1.7e-7, 9e-6, 2e-7, 1.3e-9, 4e-9, 2e-10),),
     )
     rng = np.random.default_rng(1)
     batches = []

@@ -9,6 +9,7 @@ from calibration.serving.score import Prediction
 from calibration.serving.table import COLUMNS
 from scripts import serving_pool
 from scripts.serving_pool import configuration, predict
+from scripts.validate_serving import reasons_of
 
 
 ROW = {
@@ -75,6 +76,10 @@ def test_a_table_is_scored(headway, points, simulated, tmp_path):
     assert found["regret"]["groups"] == 1 and 0 <= found["regret"]["median"] <= 1
     assert set(found["by"]) >= {"engine", "device", "model", "mode", "version", "excluded"}
     assert found["by"]["excluded"]["duplicate"]["rows"] == 1 and found["by"]["mode"]["disaggregated"] == {"rows": 1}
+    assert found["reasons"] == {
+        "does not fit": 1,
+        "hardware must name a device of `headway hardware`, got 'h9'.": 1,
+    }
     # the repeated row and the duplicate are simulated once
     assert len(simulated) == len(set(simulated)) == 7
     lines = list(csv.DictReader((tmp_path / "out" / "rows.csv").read_text().splitlines()))
@@ -109,6 +114,11 @@ def test_mistakes(headway, points, simulated, words, said):
     points({})
     found = headway("validate", *words)
     assert found.code == 2 and said in found.err and found.err.count("\n") == 1
+
+
+def test_reasons_that_differ_in_numbers_are_one():
+    reasons = ["36 do not divide 128: 1, 2", "8 do not divide 128: 1, 2", "too large", "72 do not divide 64: 1, 2"]
+    assert reasons_of(reasons) == {"36 do not divide 128: 1, 2": 3, "too large": 1}
 
 
 def test_a_table_of_something_else(headway, tmp_path):

@@ -74,6 +74,7 @@ def test_versions(row, cells, name, kind):
         ({"tp": "8", "dp": "8", "ep": "8"}, (1, 8, True)),
         ({"tp": "1", "dp": "8", "ep": "0"}, (1, 8, False)),
         ({"tp": "2", "dp": "4", "ep": "8"}, (2, 4, True)),
+        ({"tp": "4", "dp": "4", "ep": "16", "num_gpus": "4"}, (4, 1, True)),
         ({"tp": "", "dp": "", "ep": "", "num_gpus": "4"}, (4, 1, False)),
     ],
 )

@@ -194,11 +194,12 @@ def test_dispatch_and_combine_are_rows_of_their_own(tmp_path):
 def test_state_layers_keep_their_kernels_apart(tmp_path):
     columns = {"kernel_source": ["conv", "scan"], "phase": ["context", "generation"], "batch_size": [2, 4]}
     columns |= {"num_tokens": [64, 4], "d_model": [1024] * 2, "model_name": ["Q"] * 2, "latency": [1.0, 0.5]}
-    columns |= {"head_k_dim": [64] * 2, "num_v_heads": [16] * 2, "head_v_dim": [128] * 2}
+    columns |= {"head_k_dim": [64] * 2, "num_k_heads": [8] * 2, "num_v_heads": [16] * 2, "head_v_dim": [128] * 2}
     stored(tmp_path, "b200_sxm", "linear_attention", "vllm", "1", "gdn_perf", **columns)
     found = only(tmp_path, "b200-sxm", "recurrent")
     assert found["op"].tolist() == ["context", "decode"] and found["kernel"].tolist() == ["conv", "scan"]
     assert found["tokens"].tolist() == [64, 4] and found["state_dim"].tolist() == [64, 64]
+    assert found["channels"].tolist() == [2 * 8 * 64 + 16 * 128] * 2
 
 
 def test_an_unknown_column_is_refused(tmp_path):

@@ -1,0 +1,165 @@
+"""The routed experts of a plan, priced by fitted constants, residual and curves of profiled layouts."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from predictors.family import Fitted
+from predictors.moe.form import Experts, moe_features, moe_parts
+from predictors.moe.learn import encoded, expected_error, pair, restored, spread_of
+from predictors.moe.loads import expected_loads
+from predictors.moe.rows import DTYPES, version_key
+from predictors.moe.series import hats, keys_of, profiled
+from predictors.residual import Residual
+from sim.cost.kernel import TokenKernel
+from sim.cost.priced import Priced
+from sim.cost.slots import slots_first
+from sim.deployment.formats import FORMATS
+from sim.deployment.plan import DeviceArrays, MoeSlots
+
+
+class MoeTerms(NamedTuple):
+    """What of the routed experts does not depend on the batch: `times` layers, their work, and the kernel's numbers.
+
+    `constants`: physics of each slot's kernel; `curve`: of its layout, 0 where it was not profiled; `certain`: 0 where
+    no kernel for the slot's format was measured.
+    """
+
+    times: Float[Array, "moe *config"]
+    work: Experts
+    code: Int[Array, "moe *config"]
+    constants: Any
+    low: Float[Array, "moe *config feature"]
+    high: Float[Array, "moe *config feature"]
+    learned: Float[Array, "moe *config"]
+    curve: Float[Array, "moe *config knot"]
+    known: Float[Array, "moe *config"]
+    error: Float[Array, "moe *config"]
+    certain: Float[Array, "moe *config"]
+
+
+class LearnedMoe(TokenKernel):
+    """Fitted experts of one device as one engine runs them.
+
+    `choice`, `measured`: for each stored format, gated or not, spread over ranks or not: the kernel, and 1 if it was
+    measured as this engine runs it. `skew`: exponent of the assumed law of experts' popularity, 0: all alike.
+    """
+
+    arrays: Any
+    residual: Residual | None
+    choice: Int[Array, "format gated spread"]
+    measured: Float[Array, "format gated spread"]
+    skew: Float[Array, ""]
+
+    def terms(self, slots: MoeSlots, device: DeviceArrays) -> MoeTerms:
+        """Kernel, constants and curve of every slot; leaves `[moe, *config]`."""
+        slots = slots_first(slots)
+        work = Experts(
+            hidden=slots.hidden,
+            inter=slots.inter,
+            experts=jnp.maximum(slots.experts, 1.0),
+            local_experts=jnp.maximum(slots.local_experts, 1.0),
+            top_k=slots.top_k,
+            matrices=slots.matrices,
+            weight_bytes=slots.weight_bytes_per_param,
+            flops_per_s=slots.flops_per_s,
+            memory_bytes_per_s=jnp.broadcast_to(device.memory_bytes_per_s, slots.hidden.shape),
+            units=jnp.broadcast_to(device.compute_units, slots.hidden.shape),
+        )
+        spread = spread_of(work, jnp)
+        at = (slots.format.astype(int), (slots.matrices > 2.5).astype(int), spread)
+        code = jnp.asarray(self.choice)[at].astype(int)
+        dtype = slots.hidden.dtype
+        arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), self.arrays)
+        curve = profiled(arrays["series"], keys_of(code, work, jnp))
+        known = jnp.any(curve != 0.0, axis=-1).astype(dtype)
+        return MoeTerms(
+            times=slots.count,
+            work=work,
+            code=code,
+            constants={name: value[..., pair(code, spread)] for name, value in arrays["constants"].items()},
+            low=arrays["low"][code],
+            high=arrays["high"][code],
+            learned=arrays["learned"][code],
+            curve=curve,
+            known=known,
+            error=jnp.where(known > 0.5, arrays["error_profiled"][code], arrays["error"][code]),
+            certain=jnp.asarray(self.measured, dtype)[at],
+        )
+
+    def price(self, terms: MoeTerms, rows: Float[Array, "*config"]) -> Priced:
+        """All layers of each slot, `[moe, *config]`, over `rows` tokens of all ranks of the expert group."""
+        work = terms.work
+        tokens = jnp.broadcast_to(jnp.maximum(rows, 1.0), work.hidden.shape)
+        loads = expected_loads(
+            tokens, work.experts, work.local_experts, work.top_k, jnp.asarray(self.skew, tokens.dtype)
+        )
+        parts = moe_parts(terms.constants, work, loads, tokens)
+        features = moe_features(work, loads, parts, tokens)
+        slack = 1e-6 * (terms.high - terms.low) + 1e-6
+        out = jnp.any(((features < terms.low - slack) | (features > terms.high + slack))[..., :-1], axis=-1)
+        factor, spread = jnp.sum(terms.curve * hats(jnp, tokens), axis=-1), jnp.zeros_like(tokens)
+        if self.residual is not None:
+            inputs = encoded(jnp, jnp.clip(features, terms.low, terms.high), terms.code, self.arrays["error"].shape[0])
+            correction = self.residual(inputs)
+            factor = factor + terms.learned * correction.log_factor
+            spread = terms.learned * correction.spread * (1.0 - terms.known)
+        outside = jnp.where(terms.certain > 0.5, out.astype(tokens.dtype), 1.0)
+        seconds = terms.times * jnp.where(rows > 0.0, parts.seconds * jnp.exp(factor), 0.0)
+        return Priced(seconds, seconds * expected_error(terms.error, spread, outside), seconds * outside)
+
+
+def learned_moe(fitted: Fitted, engine: str, skew: float = 0.0) -> LearnedMoe:
+    """The experts of a plan of `engine`; see `LearnedMoe`."""
+    arrays = dict(fitted.arrays)
+    residual = arrays.pop("residual", None)
+    choice, measured = chosen_kernels(fitted, engine)
+    for name in ("signature", "rows"):
+        arrays.pop(name)
+    leaves: dict[str, Any] = {"choice": choice, "measured": measured, "skew": np.asarray(skew, np.float64)}
+    return LearnedMoe(
+        arrays={name: jax.tree.map(np.asarray, value) for name, value in arrays.items()},
+        residual=None if residual is None else restored(residual),
+        **leaves,
+    )
+
+
+def chosen_kernels(fitted: Fitted, engine: str) -> tuple[np.ndarray, np.ndarray]:
+    """Kernel for each format, gated or not, spread or not; and whether it was measured as the engine runs it.
+
+    Preference: the format itself, as many bits, the engine's own, seen with this kind of experts, launch left out, the
+    newest version (of "vllm/0.19.0" the newest up to it, else the oldest), more rows.
+    """
+    engine, _, version = engine.partition("/")
+    signature, rows = np.asarray(fitted.arrays["signature"]), np.asarray(fitted.arrays["rows"])
+    ages = [age(one, version) for one in fitted.facts["versions"]]
+    owners, dtypes = zip(*(kernel.split(" ")[:2] for kernel in fitted.kernels), strict=True)
+    shape = (len(FORMATS), *signature.shape[1:])
+    choice, measured = np.zeros(shape, np.int64), np.zeros(shape)
+    for form, gated, spread in np.ndindex(shape):
+        ranked = []
+        for code, kernel in enumerate(fitted.kernels):
+            stored = DTYPES[dtypes[code]][0]
+            same, own, seen = stored == FORMATS[form], owners[code] == engine, signature[code, gated, spread] > 0
+            alike = _bits(stored) == _bits(FORMATS[form])
+            rank = (same, alike, own, seen, not kernel.endswith(" launched"))
+            ranked.append((rank, ages[code], rows[code], -code, same and own and seen))
+        *_, code, surely = max(ranked)
+        choice[form, gated, spread], measured[form, gated, spread] = -code, float(surely)
+    return choice, measured
+
+
+def age(version: str, wanted: str) -> tuple[bool, tuple[int, ...]]:
+    """Order of versions where `wanted` runs ("": the newest there is)."""
+    key = version_key(version)
+    if wanted and key > version_key(wanted):
+        return False, tuple(-number for number in key)
+    return True, key
+
+
+def _bits(name: str) -> int:
+    """Bits of a stored number."""
+    return {"bf16": 16, "fp32": 32, "fp8": 8, "fp8_block": 8, "mxfp8": 8, "int8": 8}.get(name, 4)
