@@ -24,6 +24,7 @@ from predictors.attention.decode_kernels import (
     names_of,
     rates_of,
     rows_of,
+    cut_of,
     style_of,
 )
 from predictors.family import Fitted, Predicted
@@ -50,7 +51,8 @@ def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool, schedu
     code = np.array([known.index(name) for name in names.tolist()])
     kernels, rates = kernels_of(table, names, known), rates_of(device)
     sample = _sample(code, np.asarray(table["decode_sum"] * table["kv_heads"]), seed)
-    kernels = _cut(table.where(sample), kernels, known, code[sample], rates, 50 if quick else 300)
+    few = sample[::3]
+    kernels = _cut(table.where(few), kernels, known, code[few], rates, 50 if quick else 300)
     constants, _, _ = _constants(table.where(sample), kernels, code[sample], rates, 100 if quick else DESCENT)
     batch = rows_of(table, kernels, code)
     physics_s, seen = _seen(batch, code, kernels, constants, rates, len(known))
@@ -116,6 +118,8 @@ def residual(stored: Mapping[str, Any]) -> Residual:
 
 def _constants(table, kernels, code, rates, steps, start=None):
     """Constants that fit the rows, the physics of each and the size of its logarithmic error."""
+    converts = (kernels.latent > 0.0) & (kernels.kv_element_bytes < 2.0)
+    most_read = np.where(converts, CONVERTED, BOUNDS["read"][1])
     with jax.enable_x64(True):
         batch = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), rows_of(table, kernels, code))
         done = jax.tree.map(np.asarray, work(batch, rates))
@@ -123,7 +127,7 @@ def _constants(table, kernels, code, rates, steps, start=None):
             lambda c: seconds(batch, done, rates, chosen(c, code)),
             start or starts(len(kernels.rule)),
             table.seconds,
-            bounds=BOUNDS,
+            bounds=BOUNDS | {"read": (np.full(len(kernels.rule), BOUNDS["read"][0]), most_read)},
             steps=steps,
         )
         physics_s = np.asarray(seconds(batch, done, rates, chosen(found, code)))
@@ -131,8 +135,12 @@ def _constants(table, kernels, code, rates, steps, start=None):
 
 
 def _cut(table, kernels, known, code, rates, steps):
-    """How each kernel splits rows and packs heads: what fits its rows best, tried one after the other."""
+    """How each kernel splits rows and packs heads: what fits its rows best, tried one after the other.
+
+    Kernels that differ only by head dim, dtype and window are taken to do it alike.
+    """
     alone = table["q_heads"] <= table["kv_heads"]
+    family = np.array([cut_of(name) for name in known], object)
     free = np.array([style_of(name) is None for name in known])
     rules = tuple(float(rule) for rule in range(len(RULES)))
     for name, values, rows in (("rule", rules, ~alone), ("lone", rules, alone), ("packed", PACKINGS, alone | True)):
@@ -140,17 +148,18 @@ def _cut(table, kernels, known, code, rates, steps):
         if name == "rule":
             tried = [one._replace(lone=np.where(free, one.rule, one.lone)) for one in tried]
         errors = np.minimum([_constants(table, one, code, rates, steps)[2] for one in tried], 0.3)
-        for kernel in np.flatnonzero(free):
-            mine = errors[:, (code == kernel) & rows]
+        for alike in sorted(set(family[free])):
+            mine = errors[:, (family == alike)[code] & rows]
             if mine.size:
-                found = mine.mean(axis=1)
-                best = int(np.argmin(np.where(np.arange(len(values)) == 0, SURE * found, found)))
-                getattr(kernels, name)[kernel] = values[best]
+                found = mine.mean(axis=1) * np.where(np.arange(len(values)) == 0, SURE, 1.0)
+                getattr(kernels, name)[family == alike] = values[int(np.argmin(found))]
         if name == "rule":
             kernels.lone[free] = kernels.rule[free]
     return kernels
 
 
+CONVERTED = 20.0
+"""Most that a kernel may move per byte of a latent cache that it converts to 16 bits first."""
 SURE = 0.9
 """Another way than the usual one must fit this much better to be believed."""
 PACKINGS = (64.0, 16.0, 0.0)

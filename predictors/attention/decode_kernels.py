@@ -86,6 +86,12 @@ def style_of(name: str) -> tuple[float, float] | None:
     return STYLES.get(f"{engine}|{kernel}|")
 
 
+def cut_of(name: str) -> str:
+    """Which kernels cut their work alike: one engine's and version's, for one range of heads."""
+    engine, kernel, version, _, _, least, _ = name.split("|")
+    return f"{engine}|{kernel}|{version}|{least}"
+
+
 def engine_of(name: str) -> str:
     """The engine in a kernel's name."""
     return name.split("|")[0]

@@ -37,13 +37,15 @@ BOUNDS = {
     "empty": (1e-9, 2e-6),
     "compute_share": (0.05, 4.0),
     "extra": (1.0, 500.0),
-    "memory_share": (0.2, 4.0),
+    "memory_share": (0.03, 4.0),
     "row_share": (0.1, 20.0),
     "before_q": (1e-3, 10.0),
     "before_kv": (1e-3, 20.0),
     "wave": (0.02, 1.0),
     "cache_share": (0.3, 3.0),
 }
+COLD = {"memory_share": (1.0, 1.06), "cache_share": (0.9, 1.1)}
+"""Bounds for kernels measured between others of a model: memory and cache do there what the device says."""
 
 
 class Cut(NamedTuple):
@@ -97,7 +99,7 @@ def prefill_terms(xp: Any, constants: Mapping[str, Any], cut: Cut, heads: Heads)
     stream = constants["memory_share"] * heads.memory_bytes_per_s
     row_bytes = ACTIVATION_BYTES * heads.q_heads * heads.dim
     rereads = (1.0 - cut.packed) * (group - 1.0)
-    stepped = xp.where(cut.tile_rows * together == STEPPED_ROWS, 1.0, 0.0) * (1.0 - cut.packed)
+    stepped = xp.where(cut.tile_rows == STEPPED_ROWS, 1.0 - cut.packed, 0.0)
     same = xp.ones_like(heads.q_heads)
     return PrefillTerms(
         floor_s=constants["floor"] * same,

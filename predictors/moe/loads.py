@@ -46,7 +46,8 @@ def expected_loads(
     # of one rank's rows: its experts differ from the mean, and tokens choose at random
     chosen = mean * (experts - top_k) / jnp.maximum(experts - 1.0, 1.0)
     variance = local_experts * (mean * mean * variation + chosen) * (1.0 - 1.0 / ranks)
-    rows = local_experts * mean + largest_of(ranks) * jnp.sqrt(variance + 1e-12) * (ranks > 1.0)
+    extra = jnp.where(ranks > 1.0, largest_of(ranks) * jnp.sqrt(variance + 1e-12), 0.0)
+    rows = local_experts * mean + extra
     rows = jnp.minimum(rows, jnp.minimum(local_experts, top_k) * tokens)
     each = jnp.minimum(rows / local_experts * share, tokens)
     visited = -jnp.expm1(-each)

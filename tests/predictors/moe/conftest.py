@@ -48,7 +48,7 @@ def h100():
 
 @pytest.fixture(scope="session")
 def known_table(h100):
-    """Two kernels of three models on a grid of tokens and ranks, priced by the form itself; the second twice as slow."""  # noqa: E501
+    """Two kernels of three models on a grid of tokens and ranks, priced by the form; the second twice as slow."""  # noqa: E501
     grid = [
         (float(tokens), *model, 1.0, float(ep), skew, kernel)
         for tokens in (1, 4, 16, 64, 256, 1024, 4096)

@@ -48,7 +48,8 @@ def test_prices_of_a_plan(priced, plan, fitted, h100):
     row = moe.predict(fitted, _row(512.0), h100).seconds[0]
     assert seconds[3] == pytest.approx(48 * row, rel=0.15)
     assert (np.asarray(found.error_s)[1:] > 0.0).all()
-    assert found.outside_s[2] == 0.0 and found.outside_s[5] == seconds[5]
+    outside_s = np.asarray(found.outside_s)
+    assert outside_s[2] == 0.0 and outside_s[5] == seconds[5]
 
 
 def _row(tokens):
