@@ -1,6 +1,7 @@
 """What physics leaves: an ensemble of small networks for log(measured/physics), with what it knows of its own error.
 
-Each member is a perceptron with two hidden layers (flax). Features are clipped to the range they were trained in, so
+Each member is a perceptron with two hidden layers or more (flax). Features are clipped to the range they were trained
+in, so
 that beyond it the physics extrapolates alone with a constant factor; and where the members disagree the factor shrinks:
 
     log factor = mean s^2/(s^2 + spread^2),    spread = standard deviation over members,    s = 0.05
@@ -23,15 +24,18 @@ AGREEMENT = 0.05
 
 
 class Network(nn.Module):
-    """Features `[..., feature]` to a number `[...]`; starts at 0."""
+    """Features `[..., feature]` to a number `[...]`; starts at 0. `bend`: name of the activation in `flax.linen`."""
 
     width: int
+    depth: int = 2
+    bend: str = "silu"
 
     @nn.compact
     def __call__(self, features: Float[Array, "*axes feature"]) -> Float[Array, "*axes"]:
         """The perceptron."""
-        hidden = nn.silu(nn.Dense(self.width)(features))
-        hidden = nn.silu(nn.Dense(self.width)(hidden))
+        bend, hidden = getattr(nn, self.bend), features
+        for _ in range(self.depth):
+            hidden = bend(nn.Dense(self.width)(hidden))
         return nn.Dense(1, kernel_init=nn.initializers.zeros)(hidden)[..., 0]
 
 
@@ -52,6 +56,8 @@ class Residual(eqx.Module):
     low: Float[Array, " feature"]
     high: Float[Array, " feature"]
     width: int = eqx.field(static=True)
+    depth: int = eqx.field(static=True, default=2)
+    bend: str = eqx.field(static=True, default="silu")
 
     def __call__(self, features: Float[Array, "*axes feature"]) -> Correction:
         """Correction for features of any leading axes."""
@@ -61,14 +67,18 @@ class Residual(eqx.Module):
         outside = jnp.any((features < low - slack) | (features > high + slack), axis=-1)
         inputs = (jnp.clip(features, low, high) - center) / scale
         parameters = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), self.parameters)
-        members: Any = jax.vmap(lambda one: Network(self.width).apply({"params": one}, inputs))(parameters)
+        network = Network(self.width, self.depth, self.bend)
+        members: Any = jax.vmap(lambda one: network.apply({"params": one}, inputs))(parameters)
         mean, spread = jnp.mean(members, axis=0), jnp.std(members, axis=0)
         trust = AGREEMENT**2 / (AGREEMENT**2 + spread * spread)
         return Correction(mean * trust, spread, outside.astype(dtype))
 
 
 class Schedule(NamedTuple):
-    """How an ensemble is trained: AdamW with a rate that falls along a cosine, on a Huber loss of the log error."""
+    """How an ensemble is trained: AdamW with a rate that falls along a cosine, on a Huber loss of the log error.
+
+    The rate rises from 0 during the share `warm` of the steps.
+    """
 
     members: int = 4
     width: int = 64
@@ -77,6 +87,9 @@ class Schedule(NamedTuple):
     rate: float = 3e-3
     decay: float = 1e-4
     delta: float = 0.03
+    depth: int = 2
+    bend: str = "silu"
+    warm: float = 0.0
 
 
 DEFAULT = Schedule()
@@ -109,13 +122,18 @@ def train(
         "low": features.min(axis=0),
         "high": features.max(axis=0),
     }
-    return Residual(parameters=jax.tree.map(np.asarray, parameters), width=schedule.width, **ranges)
+    shape: dict[str, Any] = {"width": schedule.width, "depth": schedule.depth, "bend": schedule.bend}
+    return Residual(parameters=jax.tree.map(np.asarray, parameters), **shape, **ranges)
 
 
 @eqx.filter_jit
 def _train(keys, inputs, targets, chance, schedule: Schedule) -> Any:
-    network = Network(schedule.width)
-    optimiser = optax.adamw(optax.cosine_decay_schedule(schedule.rate, schedule.steps), weight_decay=schedule.decay)
+    network = Network(schedule.width, schedule.depth, schedule.bend)
+    rate: Any = optax.cosine_decay_schedule(schedule.rate, schedule.steps)
+    if schedule.warm > 0.0:
+        rising = int(schedule.warm * schedule.steps)
+        rate = optax.warmup_cosine_decay_schedule(0.0, schedule.rate, rising, schedule.steps)
+    optimiser = optax.adamw(rate, weight_decay=schedule.decay)
 
     def loss(parameters, rows):
         error = network.apply({"params": parameters}, inputs[rows]) - targets[rows]

@@ -14,17 +14,18 @@ from jaxtyping import Bool
 
 from predictors.attention.decode_features import features, within
 from predictors.attention.decode_form import BOUNDS, chosen, seconds, starts, work
+from predictors.attention.decode_kernel import LearnedDecode
 from predictors.attention.decode_kernels import (
     RULES,
     Kernels,
     as_arrays,
+    cut_of,
     engine_of,
     is_decode,
     kernels_of,
     names_of,
     rates_of,
     rows_of,
-    cut_of,
     style_of,
 )
 from predictors.family import Fitted, Predicted
@@ -68,8 +69,12 @@ def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool, schedu
             schedule=schedule or (QUICK if quick else SCHEDULE),
         )
         nets[engine] = _stored(net)
-    arrays = {"constants": constants, "kernels": as_arrays(kernels), "nets": nets}
-    return Fitted(NAME, VERSION, arrays, known, {"rows": len(table), "seed": seed})
+    arrays = {"constants": constants, "kernels": as_arrays(kernels), "nets": nets, "rel_error": np.zeros(len(known))}
+    fitted = Fitted(NAME, VERSION, arrays, known, {"rows": len(table), "seed": seed})
+    found = predict(fitted, table, device)
+    size = np.abs(found.seconds / table.seconds - 1.0) + found.rel_error
+    arrays["rel_error"] = np.bincount(code, size) / np.bincount(code)
+    return fitted
 
 
 def predict(fitted: Fitted, table: OperatorTable, device: DeviceConf) -> Predicted:
@@ -88,7 +93,7 @@ def predict(fitted: Fitted, table: OperatorTable, device: DeviceConf) -> Predict
             rows = mine[start : start + CHUNK]
             found = _apply(net, jnp.asarray(seen[rows]))
             factor[rows], spread[rows], outside[rows] = np.exp(found.log_factor), found.spread, found.outside
-    return Predicted(physics_s * factor, spread, outside)
+    return Predicted(physics_s * factor, spread + np.asarray(fitted.arrays["rel_error"])[code], outside)
 
 
 def splits(table: OperatorTable, device: DeviceConf) -> Mapping[str, Bool[np.ndarray, " row"]]:
@@ -123,11 +128,12 @@ def _constants(table, kernels, code, rates, steps, start=None):
     with jax.enable_x64(True):
         batch = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), rows_of(table, kernels, code))
         done = jax.tree.map(np.asarray, work(batch, rates))
+        ends: dict[str, Any] = dict(BOUNDS)
         found, _ = fit_constants(
             lambda c: seconds(batch, done, rates, chosen(c, code)),
             start or starts(len(kernels.rule)),
             table.seconds,
-            bounds=BOUNDS | {"read": (np.full(len(kernels.rule), BOUNDS["read"][0]), most_read)},
+            bounds=ends | {"read": (np.full(len(kernels.rule), BOUNDS["read"][0]), most_read)},
             steps=steps,
         )
         physics_s = np.asarray(seconds(batch, done, rates, chosen(found, code)))
@@ -210,3 +216,28 @@ def _see_(batch, code, kernels, constants, rates, count):
 
 
 _see = jax.jit(_see_, static_argnums=5)
+
+
+def kernel(fitted: Fitted, device: DeviceConf, engine: str) -> LearnedDecode:
+    """The kernels of `engine`. Where it was not measured, or not with latent attention, those of the engine that was
+    measured most take their place."""
+    of = np.array([engine_of(name) for name in fitted.kernels])
+    known = Kernels(**fitted.arrays["kernels"])
+    latent = known.latent > 0.0
+
+    def most(rows: np.ndarray) -> str:
+        return max(sorted(set(of[rows])), key=lambda name: int(known.count[rows & (of == name)].sum()))
+
+    engines = [engine if engine in of else most(of == of)]
+    net_of = np.where(of == engines[0], 0.0, -1.0)
+    if latent.any() and not latent[of == engines[0]].any():
+        engines.append(most(latent))
+        net_of[latent & (of == engines[1])] = 1.0
+    error: Any = np.asarray(fitted.arrays["rel_error"])
+    return LearnedDecode(
+        constants=dict(fitted.arrays["constants"]),
+        kernels=known,
+        nets=tuple(residual(fitted.arrays["nets"][name]) for name in engines),
+        rel_error=error,
+        net_of=net_of,
+    )

@@ -65,6 +65,11 @@ def is_decode(table: OperatorTable) -> np.ndarray:
     return np.isin(table["op"], OPS) & (table["decodes"] > 0.0) & (table["prefill_tokens"] == 0.0)
 
 
+def is_latent(table: OperatorTable) -> np.ndarray:
+    """Rows of latent attention, whose values are a part of their keys."""
+    return (table["kv_heads"] == 1.0) & (table["qk_dim"] == LATENT_DIMS[0]) & (table["v_dim"] == LATENT_DIMS[1])
+
+
 def names_of(table: OperatorTable) -> np.ndarray:
     """The kernel of each row: `engine|kernel|version|bytes of a cache element|head dim|fewest heads|past window`.
 
@@ -113,7 +118,7 @@ def kernels_of(table: OperatorTable, names: np.ndarray, known: tuple[str, ...]) 
         columns["heads_high"].append(min(high, 1e9))
         columns["kv_element_bytes"].append(float(element))
         columns["past"].append(float(past != ""))
-        columns["latent"].append(float(np.mean(table["qk_dim"][mine] != table["v_dim"][mine]) > 0.5))
+        columns["latent"].append(float(is_latent(table)[mine][0]))
         columns["warm"].append(float(np.mean(table["warm"][mine]) > 0.5))
         columns["work"].append(float(np.max(table["decode_sum"][mine] * table["kv_heads"][mine])))
         columns["count"].append(float(mine.sum()))
@@ -137,7 +142,7 @@ def rows_of(table: OperatorTable, kernels: Kernels, code: np.ndarray) -> Rows:
     mean = table["decode_sum"] / rows
     variance = np.maximum(table["decode_sumsq"] / rows - mean**2, 0.0)
     longest = np.minimum(table["decode_max"], window)
-    latent = table["qk_dim"] != table["v_dim"]
+    latent = is_latent(table)
     read_dims = np.where(latent, table["qk_dim"], table["qk_dim"] + table["v_dim"])
     return rows_with(
         kernels,
@@ -161,7 +166,8 @@ def rows_with(kernels: Kernels, code: Any, *, q_heads: Any, kv_heads: Any, **bat
     """The batches as the kernels of index `code` cut them."""
     alone = jnp.asarray(q_heads) <= kv_heads
     choice = jnp.where(alone, jnp.asarray(kernels.lone)[code], jnp.asarray(kernels.rule)[code]).astype(jnp.int32)
-    rule, slots = jnp.asarray(RULES)[choice].T
+    cut = jnp.asarray(RULES)[choice]
+    rule, slots = cut[..., 0], cut[..., 1]
     packed = jnp.asarray(kernels.packed)[code]
     return Rows(q_heads=q_heads, kv_heads=kv_heads, packed=packed, slots=slots, rule=rule, **batch)
 
@@ -183,6 +189,7 @@ def nearest(
         + 1e1 * jnp.abs(past - k.past)
         + 2.0 * k.warm
         - 0.01 * jnp.log(k.count)
+        - 1e-4 * jnp.arange(float(len(k.count)))
     )
     return jnp.argmin(cost, axis=-1)
 

@@ -1,7 +1,8 @@
 """Family `mixed`: attention kernels of batches with prefill, one fit per device over all engines' kernels.
 
 The closed form of `sim.cost.prefill` with constants by kernel (`mixed_form`) times an ensemble's residual
-(`mixed_features`): one ensemble for kernels whose tables hold decodes, one for those of prefill alone. A tenth of the shapes
+(`mixed_features`): one ensemble for kernels whose tables hold decodes, one for those of prefill alone. A tenth of the
+shapes
 are set apart to learn how far each kernel's prices err.
 """
 
@@ -15,7 +16,18 @@ from jaxtyping import Bool
 
 from predictors.attention.mixed_features import features
 from predictors.attention.mixed_form import BOUNDS, COLD, START, Cut, Heads, Lengths, kernel_s, prefill_terms
-from predictors.attention.mixed_kernels import CUTS, Known, as_arrays, beyond, cuts_of, known_of
+from predictors.attention.mixed_kernel import MixedKernel, stored_nets
+from predictors.attention.mixed_kernels import (
+    CUTS,
+    LATENT_DIMS,
+    Known,
+    allowed_for,
+    as_arrays,
+    beyond,
+    cuts_of,
+    known_of,
+    nearest,
+)
 from predictors.attention.mixed_rows import CELL, LAYOUT, heads_of, is_mixed, lengths_of, names_of, splits_of
 from predictors.family import Fitted, Predicted
 from predictors.physics import fit_constants
@@ -38,12 +50,15 @@ SEEN = {"mixed": 80_000, "alone": 120_000}
 """Rows that a network is trained on at most."""
 REPEATED = 0.15
 """Chance of a row of uniform decodes from a table of skewed ones: it repeats another table's."""
+LEAST_ROWS = 50
+"""A kernel with fewer is left out."""
 CHUNK = 16384
 
 
 def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool) -> Fitted:
     """Cuts and constants of all kernels together, then the ensembles."""
     table = table.where(is_mixed(table))
+    table = table.where(_told(names_of(table)))
     names = names_of(table)
     kernels = tuple(sorted(set(names.tolist())))
     code = np.searchsorted(np.array(kernels, object), names)
@@ -82,7 +97,8 @@ def predict(fitted: Fitted, table: OperatorTable, device: DeviceConf) -> Predict
     known = Known(**fitted.arrays["known"])
     names = names_of(table).tolist()
     place = {kernel: index for index, kernel in enumerate(fitted.kernels)}
-    code = np.array([place.get(name, 0) for name in names])
+    near = {name: place.get(name, _nearest(fitted, known, name)) for name in set(names)}
+    code = np.array([near[name] for name in names])
     lengths, heads = lengths_of(table), heads_of(table, device)
     physics_s, seen = _seen(known, fitted.arrays["constants"], lengths, heads, code)
     log_factor, spread = _corrections(fitted, seen, known.mixed[code])
@@ -100,20 +116,41 @@ OUTSIDE = 0.12
 """Relative error claimed outside the measured range."""
 
 
+def _nearest(fitted: Fitted, known: Known, name: str) -> int:
+    """The kernel that stands in for one that the fit does not know."""
+    engine, *_, element, dim = name.split("|")
+    allowed = allowed_for(fitted.kernels, engine)
+    latent = float(float(dim) == LATENT_DIMS)
+    return int(nearest(known, allowed, element_bytes=float(element), dim=float(dim), latent=latent))
+
+
+def kernel(fitted: Fitted, device: DeviceConf, engine: str) -> MixedKernel:
+    """The kernel of `sim.cost` that prices a plan of `engine`."""
+    values: dict[str, Any] = {
+        "constants": {name: np.asarray(value) for name, value in fitted.arrays["constants"].items()},
+        "known": Known(**fitted.arrays["known"]),
+        "allowed": allowed_for(fitted.kernels, engine),
+        "nets": stored_nets(fitted.arrays["nets"]),
+        "outside_error": np.asarray(OUTSIDE),
+    }
+    return MixedKernel(**values)
+
+
 def splits(table: OperatorTable, device: DeviceConf) -> Mapping[str, Bool[np.ndarray, " row"]]:
     """See `mixed_rows.splits_of`."""
     return splits_of(table, device)
 
 
-def residual(stored: Mapping[str, Any]) -> Residual:
-    """The stored network."""
-    width = stored["parameters"]["Dense_0"]["bias"].shape[-1]
-    return Residual(width=width, **stored)
-
-
 def _stored(net: Residual) -> dict[str, Any]:
     ranges = {name: np.asarray(getattr(net, name), np.float32) for name in ("center", "scale", "low", "high")}
     return ranges | {"parameters": jax.tree.map(lambda leaf: np.asarray(leaf, np.float16), net.parameters)}
+
+
+def _told(names: np.ndarray) -> Bool[np.ndarray, " row"]:
+    """Rows of kernels that have enough of them; all rows where none has."""
+    kernels, place, count = np.unique(names.astype(str), return_inverse=True, return_counts=True)
+    enough = count >= min(LEAST_ROWS, int(count.max()))
+    return enough[place]
 
 
 def _apart(table: OperatorTable) -> Bool[np.ndarray, " row"]:
@@ -122,7 +159,7 @@ def _apart(table: OperatorTable) -> Bool[np.ndarray, " row"]:
     return np.where(mixed, held_out(table, (*CELL, "prefill_tokens"), 10), held_out(table, (*LAYOUT, "v_dim"), 10))
 
 
-def _take(tuples: Any, rows: np.ndarray) -> Any:
+def _take(tuples: Any, rows: Any) -> Any:
     return type(tuples)(*(np.asarray(leaf, np.float64)[rows] for leaf in tuples))
 
 
@@ -193,7 +230,8 @@ def _seen(known, constants, lengths, heads, code) -> tuple[np.ndarray, dict[str,
         one_hot = np.eye(len(known.mixed))
         seen: dict[str, list] = {"alone": [], "mixed": []}
         for rows in _parts(len(code)):
-            part = type(terms)(*(None if leaf is None else np.asarray(leaf)[rows] for leaf in terms))
+            leaves: Any = terms
+            part: Any = type(leaves)(*(None if leaf is None else np.asarray(leaf)[rows] for leaf in leaves))
             kind = one_hot[code[rows]]
             for name, found in seen.items():
                 own = kind[:, known.mixed == (name == "mixed")]
@@ -208,8 +246,8 @@ _apply = jax.jit(lambda net, rows: net(rows))
 def _corrections(fitted: Fitted, seen: Mapping[str, np.ndarray], mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Log factor and spread of each row."""
     log_factor, spread = np.zeros(len(mixed)), np.zeros(len(mixed))
-    for name, stored in fitted.arrays["nets"].items():
-        net, mine = residual(stored), np.flatnonzero(mixed == (name == "mixed"))
+    for name, net in stored_nets(fitted.arrays["nets"]).items():
+        mine = np.flatnonzero(mixed == (name == "mixed"))
         for part in _parts(len(mine)):
             rows = mine[part]
             padded = np.zeros((CHUNK, seen[name].shape[1]), np.float32)

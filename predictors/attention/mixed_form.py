@@ -11,8 +11,6 @@ dimensions.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float
-
 from sim.cost.prefill import ACTIVATION_BYTES, STEPPED_ROWS, PrefillTerms, prefill_s
 
 
@@ -51,10 +49,10 @@ COLD = {"memory_share": (1.0, 1.06), "cache_share": (0.9, 1.1)}
 class Cut(NamedTuple):
     """How a kernel cuts its work: see `sim.cost.prefill`; `resident`: blocks that one unit runs at once."""
 
-    tile_rows: Float[Array, "*axes"]
-    packed: Float[Array, "*axes"]
-    resident: Float[Array, "*axes"]
-    joint: Float[Array, "*axes"]
+    tile_rows: Any
+    packed: Any
+    resident: Any
+    joint: Any
 
 
 class Heads(NamedTuple):
@@ -64,30 +62,30 @@ class Heads(NamedTuple):
     `window`: keys a row may look back.
     """
 
-    q_heads: Float[Array, "*axes"]
-    kv_heads: Float[Array, "*axes"]
-    dim: Float[Array, "*axes"]
-    kv_token_bytes: Float[Array, "*axes"]
-    window: Float[Array, "*axes"]
-    flops_per_s: Float[Array, "*axes"]
-    memory_bytes_per_s: Float[Array, "*axes"]
-    cache_bytes: Float[Array, "*axes"]
-    units: Float[Array, "*axes"]
+    q_heads: Any
+    kv_heads: Any
+    dim: Any
+    kv_token_bytes: Any
+    window: Any
+    flops_per_s: Any
+    memory_bytes_per_s: Any
+    cache_bytes: Any
+    units: Any
 
 
 class Lengths(NamedTuple):
-    """What `prefill_s` reads of a batch, after the window."""
+    """What `prefill_s` reads of a batch, after the window; arrays of numpy or jax, of one shape."""
 
-    tokens: Float[Array, "*axes"]
-    chunks: Float[Array, "*axes"]
-    seen: Float[Array, "*axes"]
-    context: Float[Array, "*axes"]
-    deepest: Float[Array, "*axes"]
-    prior: Float[Array, "*axes"]
-    decodes: Float[Array, "*axes"]
-    mean: Float[Array, "*axes"]
-    variance: Float[Array, "*axes"]
-    longest: Float[Array, "*axes"]
+    tokens: Any
+    chunks: Any
+    seen: Any
+    context: Any
+    deepest: Any
+    prior: Any
+    decodes: Any
+    mean: Any
+    variance: Any
+    longest: Any
 
 
 def prefill_terms(xp: Any, constants: Mapping[str, Any], cut: Cut, heads: Heads) -> PrefillTerms:

@@ -18,7 +18,7 @@ CUTS = (
     (64.0, 1.0, 1.0),
     (32.0, 1.0, 2.0),
 )
-"""Ways to cut work that are tried: query rows of a block, whether heads of a KV head share it, blocks at once on a unit."""
+"""Ways to cut work that are tried: query rows of a block, whether heads of a KV head share it, blocks on a unit."""
 APART = ("flashinfer", "trtllm")
 """Kernels of vLLM that leave decodes to one of their own, by parts of the name; other engines always do."""
 LATENT_DIMS = 320.0
@@ -109,20 +109,20 @@ def cuts_of(known: Known, code: Any) -> Cut:
 
 
 def allowed_for(kernels: tuple[str, ...], engine: str) -> np.ndarray:
-    """The kernels of `engine`; those of no named engine where it has none, else all."""
+    """1 for kernels of `engine`; those of no named engine where it has none, else all."""
     engines = np.array([kernel.split("|")[0] for kernel in kernels])
     for wanted in (engine, ""):
         if (engines == wanted).any():
-            return engines == wanted
-    return np.ones(len(kernels), bool)
+            return (engines == wanted).astype(float)
+    return np.ones(len(kernels))
 
 
-def nearest(known: Known, allowed: np.ndarray, *, element_bytes: Any, dim: Any, latent: Any) -> Any:
+def nearest(known: Known, allowed: Any, *, element_bytes: Any, dim: Any, latent: Any) -> Any:
     """Index of the kernel among `allowed` that was measured with what is nearest to each layer; traceable."""
     k = Known(*(jnp.asarray(leaf) for leaf in known))
     element_bytes, dim, latent = (jnp.asarray(value)[..., None] for value in (element_bytes, dim, latent))
     cost = (
-        jnp.where(jnp.asarray(allowed), 0.0, 1e6)
+        jnp.where(jnp.asarray(allowed) > 0.5, 0.0, 1e6)
         + 1e3 * jnp.abs(latent - (k.dim == LATENT_DIMS))
         + 1e2 * jnp.abs(jnp.log2(element_bytes / k.element_bytes))
         + 1e1 * jnp.abs(jnp.log2(dim / k.dim))

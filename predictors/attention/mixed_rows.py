@@ -1,7 +1,8 @@
-"""Rows of attention tables that prefill, as what the closed form reads; the kernels they tell apart; held-out shapes."""
+"""Rows of attention tables that prefill, as what the closed form reads; the kernels they tell apart; splits."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
@@ -50,6 +51,18 @@ def lengths_of(table: OperatorTable) -> Lengths:
     Where just two lengths occur among decodes, as in tables of skewed batches, both are known; each is put into the
     middle of its last step of keys, where the closed form expects lengths to be.
     """
+    tokens: Any
+    chunks: Any
+    context: Any
+    mean: Any
+    variance: Any
+    longest: Any
+    window: Any
+    area: Any
+    deepest: Any
+    seen: Any
+    loaded: Any
+    last: Any
     tokens, chunks, context = table["prefill_tokens"], table["prefill_chunks"], table["prefill_kv_tokens"]
     mean, variance, longest = _decodes(table)
     window = np.minimum(table["window"], UNLIMITED)

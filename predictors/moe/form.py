@@ -5,12 +5,13 @@ With A active experts of H x I and gm matrices, R rows and P padded rows of a ti
     t = t0 + (products^p + stream^p)^(1/p) + around + cE E + cT T
     products = a tile's 2 P gm H I/(share peak) + sum over both products (1 + blocks/units)(start + step K)
     stream = (A gm H I e + 2 R (H + 4 I))/(share memory rate)
-    around = 2 (ca gm I + cb H) T k/(share memory rate)
+    around = 2 (ca gm I + cb H) T k near/(share memory rate)
 
 where a product of N columns and depth K has `blocks = P/tile N/128`. Libraries that search for the best tile get the
 least over tiles; an untuned Triton kernel takes 16 rows up to as many tokens as the rank has experts, 64 beyond.
-`around` is the activation and the weighted sum: they run over all T k rows, also under expert parallelism. Rates are
-shares of the device's, so that gradients reach those.
+`around` is the activation and the weighted sum: they run over all T k rows, also under expert parallelism; `near` is a
+share while their bytes fit into the last-level cache, 1 far beyond. Rates are shares of the device's, so that gradients
+reach those.
 """
 
 from collections.abc import Mapping
@@ -40,6 +41,7 @@ class Experts(NamedTuple):
     flops_per_s: Float[Array, "*axes"]
     memory_bytes_per_s: Float[Array, "*axes"]
     units: Float[Array, "*axes"]
+    cache_bytes: Float[Array, "*axes"]
 
 
 class Parts(NamedTuple):
@@ -65,6 +67,8 @@ START = {
     "expert": 2e-8,
     "token": 2e-9,
     "power": 2.2,
+    "cached": 0.6,
+    "cache_share": 1.0,
 }
 """Where the descent starts; entries of a tuple are by tile."""
 
@@ -79,6 +83,8 @@ BOUNDS = {
     "expert": (1e-11, 1e-6),
     "token": (1e-12, 1e-7),
     "power": (1.0, 8.0),
+    "cached": (0.05, 1.0),
+    "cache_share": (0.2, 5.0),
 }
 
 
@@ -109,7 +115,10 @@ def moe_parts(constants: Mapping[str, Any], work: Experts, loads: Loads, tokens:
     power = constants["power"]
     body_s = high * (1.0 + ratio**power) ** (1.0 / power)
     each = (constants["activation"] * work.matrices * work.inter + constants["sum"] * work.hidden) * OUTPUT_BYTES
-    around_s = each * tokens * work.top_k / rate
+    around_bytes = each * tokens * work.top_k
+    square = jnp.minimum(around_bytes / (constants["cache_share"] * jnp.maximum(work.cache_bytes, 1.0)), 1e4) ** 2
+    fill = square * square
+    around_s = around_bytes / rate * (fill + constants["cached"]) / (1.0 + fill)
     seconds = constants["t0"] + body_s + around_s + constants["expert"] * work.experts + constants["token"] * tokens
     return Parts(seconds, weights_s, best, around_s)
 

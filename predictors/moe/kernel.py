@@ -68,6 +68,7 @@ class LearnedMoe(TokenKernel):
             flops_per_s=slots.flops_per_s,
             memory_bytes_per_s=jnp.broadcast_to(device.memory_bytes_per_s, slots.hidden.shape),
             units=jnp.broadcast_to(device.compute_units, slots.hidden.shape),
+            cache_bytes=jnp.broadcast_to(device.cache_bytes, slots.hidden.shape),
         )
         spread = spread_of(work, jnp)
         at = (slots.format.astype(int), (slots.matrices > 2.5).astype(int), spread)

@@ -123,5 +123,6 @@ def experts_of(table: OperatorTable, device: DeviceConf) -> Experts:
         "flops_per_s": np.array([rates[stored] for _, stored, _ in kinds]),
         "memory_bytes_per_s": device.memory_bytes_per_s * device.memory_efficiency * one,
         "units": device.compute_units * one,
+        "cache_bytes": device.cache_bytes * one,
     }
     return Experts(**columns)

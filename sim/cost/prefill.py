@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
-from sim.cost.grid import Grid
+from sim.cost.grid import Grid, Roots, factor, mesh
 from sim.cost.kernel import LengthKernel
 from sim.cost.number import Number
 from sim.cost.stats import BatchStats
@@ -48,6 +48,19 @@ TINY = 1e-6
 TINY_S4 = 1e-36
 ROUNDING = 1e-3
 
+PREFILL_AXES = (
+    Roots(16.0, 32768.0, 9),
+    Roots(1.0, 65537.0, 5),
+    Roots(1.0, 1025.0, 7),
+    Roots(1.0, 65537.0, 7),
+    Roots(1.0, 4.5, 2),
+)
+"""Of the learned factor: prefilled tokens; tokens before a chunk, decodes and their mean keys, each plus 1; and the
+keys of the longest decode over the mean."""
+BATCH_AXES = (Roots(16.0, 16384.0, 8), Roots(1.0, 257.0, 6))
+"""Of a second one, for chunks without prior tokens while nothing decodes: tokens of a chunk, and chunks."""
+PREFILL_NODES = len(mesh(PREFILL_AXES)[0])
+
 
 class PrefillTerms(NamedTuple):
     """The kernel of one layer that prefill chunks run in.
@@ -61,7 +74,7 @@ class PrefillTerms(NamedTuple):
     - `rereads`: query heads that read a KV head's keys apart, less one; `rereads_per_block`: the same over the units;
       `cache_share`: one over the tokens of one KV head that the last-level cache holds.
     - `joint`: 1 if decodes ride in this kernel.
-    - `grid`: a learned factor by `PREFILL_AXES`.
+    - `grid`: learned factors by `PREFILL_AXES` and, after those, by `BATCH_AXES`.
     """
 
     floor_s: Number
@@ -174,7 +187,7 @@ def prefill_s(
         rereads_per_block,
         cache_share,
         joint,
-        _,
+        grid,
     ) = terms
     maximum, minimum, ceil, floor, where = xp.maximum, xp.minimum, xp.ceil, xp.floor, xp.where
     half = HALF_STEP * stepped
@@ -254,6 +267,13 @@ def prefill_s(
     stream_s = stream_s * stream_s
     both_s = xp.sqrt(xp.sqrt(schedule_s * schedule_s + stream_s * stream_s + TINY_S4))
     kernel_s = floor_s + both_s + token_s * (tokens + riders)
+    if grid is not None:
+        stretch = longest / maximum(mean, 1.0)
+        kernel_s = (
+            kernel_s
+            * factor(xp, grid, PREFILL_AXES, tokens, prior / chunks + 1.0, riders + 1.0, mean + 1.0, stretch)
+            * factor(xp, Grid(grid.values, grid.start + PREFILL_NODES), BATCH_AXES, chunk, chunks)
+        )
     return kernel_s + context_token_s * prior + (1.0 - joint) * decode_alone_s
 
 
