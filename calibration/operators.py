@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from calibration.analytic_rows import analytic_rows
 from calibration.tables import tables_for
 from calibration.tables.check import quarantined
 from predictors.families import TABLES, family
@@ -23,6 +24,7 @@ from sim.hardware.spec import DeviceConf
 
 
 SHAPES = "shapes"
+NOT_NAMED = "not named"
 
 
 @dataclass(frozen=True)
@@ -93,18 +95,27 @@ def fit_family(name: str, gathered: Gathered, *, seed: int = 0, quick: bool = Fa
     return module.fit(gathered.table.where(~aside), gathered.device, seed, quick)
 
 
-def judged(name: str, fitted: Fitted, gathered: Gathered, split: str = SHAPES) -> dict[str, Errors]:
-    """Errors on the rows of a split, all together ("") and by kernel."""
+def judged(name: str, fitted: Fitted | None, gathered: Gathered, split: str = SHAPES) -> dict[str, Errors]:
+    """Errors on the rows of a split, all together ("") and by kernel; of the analytic model without `fitted`.
+
+    Rows whose table names no kernel go by `NOT_NAMED`. Empty where the split holds no row, or the analytic model has no kernel of this family.
+    """
     module = family(name)
     rows = module.splits(gathered.table, gathered.device)[split]
     if not rows.any():
         return {}
     table = gathered.table.where(rows)
-    predicted = Predicted(*(np.asarray(leaf) for leaf in module.predict(fitted, table, gathered.device)))
+    if fitted is None:
+        priced = analytic_rows(name, table, gathered.device)
+    else:
+        priced = module.predict(fitted, table, gathered.device)
+    if priced is None:
+        return {}
+    predicted = Predicted(*(np.asarray(leaf) for leaf in priced))
     found = {"": Errors.of(predicted, table)}
     for (kernel,), chosen in table.groups("kernel"):
         some = Predicted(*(leaf[chosen] for leaf in predicted))
-        found[str(kernel)] = Errors.of(some, table.where(chosen))
+        found[str(kernel) or NOT_NAMED] = Errors.of(some, table.where(chosen))
     return found
 
 

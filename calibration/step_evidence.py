@@ -67,17 +67,19 @@ def step_evidence(
     recorded: RequestTable,
     predicted: SimulationResult,
     price: Callable[[dict[str, np.ndarray]], np.ndarray],
+    lockstep: bool = False,
 ) -> StepEvidence:
     """Depth of the batch queue and step times of a recorded run, against the simulation of the same requests.
 
     `price`: seconds of steps given as columns named as the fields of `BatchStats`. Prefix hits are the
-    simulation's. Intervals are priced for one replica.
+    simulation's. `lockstep`: the ranks run every step together; a recording does not tell whose requests are whose, so
+    intervals are priced for one replica of one rank.
     """
     settings = predicted.settings
     depth, budget = int(settings["batches_in_flight"]), int(settings["max_num_batched_tokens"])
     depths = sorted({*DEPTHS, depth})
     priced = None
-    if predicted.replicas == 1 and len(recorded) == len(predicted.requests):
+    if predicted.ranks == 1 and len(recorded) == len(predicted.requests):
         priced = intervals(
             recorded,
             link_steps(recorded, depth, budget),
@@ -88,7 +90,7 @@ def step_evidence(
         )
     return StepEvidence(
         depth,
-        depth_counts(recorded, depths, budget, lockstep=predicted.replicas > 1),
+        depth_counts(recorded, depths, budget, lockstep=lockstep),
         depth_counts(predicted.requests, depths, budget),
         priced,
     )

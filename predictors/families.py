@@ -8,15 +8,18 @@ from predictors.family import Family
 
 
 MODULES = {
+    "gemm": "predictors.gemm",
+    "decode": "predictors.attention.decode",
+    "mixed": "predictors.attention.mixed",
     "moe": "predictors.moe",
     "recurrent": "predictors.recurrent",
 }
 """Module of each family, by its name."""
 
-TABLES: dict[str, str] = {}
+TABLES: dict[str, str] = {"decode": "attention", "mixed": "attention"}
 """Family of `predictors.table.FAMILIES` that a family is fitted to, where it is not named like it."""
 
-KERNELS: dict[str, str] = {}
+KERNELS: dict[str, str] = {"mixed": "prefill"}
 """Field of `sim.cost.kernel_cost.KernelCost` that a family fills, where it is not named like the family."""
 
 

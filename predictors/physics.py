@@ -35,6 +35,8 @@ def fit_constants(
     - `start`: positive numbers or arrays, by name; entries of an array move apart.
     - `bounds`: smallest and largest value, by name; those not named are free within a factor of 100.
     - `weights`: of each row; None: all alike.
+
+    **Raises:** ValueError where no constants on the way give a finite loss.
     """
     limits = {
         name: np.log(np.asarray((bounds or {}).get(name, (np.min(value) / 100.0, np.max(value) * 100.0))))
@@ -70,4 +72,6 @@ def fit_constants(
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         logs = {name: jnp.asarray(np.log(np.asarray(value, np.float64))) for name, value in start.items()}
         _, _, best, least = descend(logs)
+    if not np.isfinite(least):
+        raise ValueError(f"measured and computed seconds must be positive and finite, got a loss of {float(least)}.")
     return {name: np.exp(np.asarray(value)) for name, value in best.items()}, float(least)

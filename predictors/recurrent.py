@@ -181,7 +181,8 @@ class RecurrentKernel(LengthKernel[RecurrentTerms]):
     """Fitted constants of the layers' kernels, by role; layers that no table knows are priced by `analytic`.
 
     `t0` in seconds; `moved` bytes per channel or element; `chunk`, `token`, `chain` seconds; `share`, `cached`: of the
-    cache (see the top); `largest_tokens`, `largest_rows`: of the measured batches.
+    cache (see the top); `largest_tokens`, `largest_rows`: of the measured batches; `narrowest`, `widest`: channels of
+    the measured layers.
     """
 
     t0: Float[Array, " role"]
@@ -194,6 +195,8 @@ class RecurrentKernel(LengthKernel[RecurrentTerms]):
     rel_error: Float[Array, " phase"]
     largest_tokens: Float[Array, ""]
     largest_rows: Float[Array, ""]
+    narrowest: Float[Array, " phase"]
+    widest: Float[Array, " phase"]
     analytic: RecurrentConstants
 
     def terms(self, xp: Any, slots: RecurrentSlots, device: DeviceArrays) -> RecurrentTerms:
@@ -220,9 +223,11 @@ class RecurrentKernel(LengthKernel[RecurrentTerms]):
         return RecurrentTerms(*(xp.where(slots.delta > 0.5, a, b) for a, b in zip(mine, other, strict=True)))
 
     def doubt(self, slots: RecurrentSlots, device: DeviceArrays, stats: BatchStats) -> tuple[Any, Any]:
-        """Error of the kernels of the phase; outside: other layers, and batches larger than any measured."""
+        """Error of the kernels of the phase; outside: other layers, wider or narrower ones, larger batches."""
         prefills = stats.prefill_tokens > 0.0
         beyond = (stats.prefill_tokens > self.largest_tokens) | (stats.decodes > self.largest_rows)
+        low, high = (jnp.where(prefills, ends[1], ends[0]) for ends in (self.narrowest, self.widest))
+        beyond = beyond | (slots.channels < low) | (slots.channels > high)
         outside = jnp.where((slots.delta < 0.5) | beyond, 1.0, 0.0)
         error = jnp.where(prefills, self.rel_error[1], self.rel_error[0]) * (1.0 + (BEYOND - 1.0) * outside)
         return jnp.where(slots.delta > 0.5, error, self.analytic.rel_error), outside
@@ -237,9 +242,10 @@ def kernel(fitted: Fitted, device: DeviceConf, engine: str) -> RecurrentKernel:
     codes = [_chosen(fitted, role, engine) for role in range(len(ROLES))]
     constants = {name: np.asarray(values, np.float64)[codes] for name, values in arrays["constants"].items()}
     error = np.asarray(arrays["error"], np.float64)[codes]
-    high = np.asarray(arrays["high"], np.float64)[codes]
+    low, high = (np.asarray(arrays[name], np.float64)[codes] for name in ("low", "high"))
     leaves: dict[str, Any] = {name: constants[name] for name in ("t0", "moved", "chunk", "token", "share", "cached")}
     leaves |= {"chain": constants["chain"][3], "rel_error": np.array([error[:2].max(), error[2:].max()])}
+    leaves |= {"narrowest": low[[1, 3], 3], "widest": high[[1, 3], 3]}
     analytic: Any = analytic_cost().recurrent
     return RecurrentKernel(**leaves, largest_tokens=high[3, 0], largest_rows=high[1, 1], analytic=analytic)
 

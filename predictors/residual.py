@@ -1,8 +1,8 @@
 """What physics leaves: an ensemble of small networks for log(measured/physics), with what it knows of its own error.
 
 Each member is a perceptron with two hidden layers or more (flax). Features are clipped to the range they were trained
-in, so
-that beyond it the physics extrapolates alone with a constant factor; and where the members disagree the factor shrinks:
+in, so that beyond it the physics extrapolates alone with a constant factor; and where the members disagree the factor
+shrinks:
 
     log factor = mean s^2/(s^2 + spread^2),    spread = standard deviation over members,    s = 0.05
 
@@ -69,8 +69,11 @@ class Residual(eqx.Module):
         parameters = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), self.parameters)
         network = Network(self.width, self.depth, self.bend)
         members: Any = jax.vmap(lambda one: network.apply({"params": one}, inputs))(parameters)
-        mean, spread = jnp.mean(members, axis=0), jnp.std(members, axis=0)
-        trust = AGREEMENT**2 / (AGREEMENT**2 + spread * spread)
+        mean, variance = jnp.mean(members, axis=0), jnp.var(members, axis=0)
+        # a root of 0 has no slope: where the members agree, none is taken
+        agree = variance == 0.0
+        spread = jnp.where(agree, 0.0, jnp.sqrt(jnp.where(agree, 1.0, variance)))
+        trust = AGREEMENT**2 / (AGREEMENT**2 + variance)
         return Correction(mean * trust, spread, outside.astype(dtype))
 
 

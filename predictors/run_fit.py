@@ -89,11 +89,18 @@ def adjusted(plan: Plan, values: Mapping[str, float]) -> Plan:
     engine = plan.engine
     pickup_s = engine.profile.api_pickup_s + float(values.get("request_s", 0.0))
     stages = tuple(adjusted_arrays(stage, values) for stage in plan.stages)
+    # the step's host time is the ranks' own: what they run together has none
+    rates = {name: value for name, value in values.items() if name in RATES}
+    shared = None if plan.shared is None else adjusted_arrays(plan.shared, rates)
     shown = ", ".join(f"{name} {float(value):.4g}" for name, value in values.items())
     rows = (*plan.assumptions, ("constants learned from a run", shown, "`headway calibrate --from`"))
     profile = dataclasses.replace(engine.profile, api_pickup_s=pickup_s)
     return dataclasses.replace(
-        plan, stages=stages, engine=dataclasses.replace(engine, profile=profile), assumptions=rows
+        plan,
+        stages=stages,
+        shared=shared,
+        engine=dataclasses.replace(engine, profile=profile),
+        assumptions=rows,
     )
 
 

@@ -39,32 +39,37 @@ def save(folder: Path, device: str, fitted: Sequence[Fitted], provenance: Mappin
     **Arguments:**
 
     - `provenance`: by family, what the card tells of its data: `tables`, `rows`, `seed`, `date`, `licence`, `errors`.
+
+    **Raises:** ValueError for a folder with families of another device.
     """
     from flax.serialization import msgpack_serialize
 
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "card.json"
     card = read_mapping(path) if path.is_file() else {}
+    if card.get("device", device) != device:
+        raise ValueError(f"{folder} holds families of {card['device']}, got {device}; take a folder of its own for it.")
     entries = dict(card.get("families", {}))
+    contents = {one.family: msgpack_serialize(_float32(one.arrays)) for one in fitted}
     for one in fitted:
-        content = msgpack_serialize(_float32(one.arrays))
-        (folder / f"{one.family}.msgpack").write_bytes(content)
         entries[one.family] = {
             "version": one.version,
-            "sha256": sha256(content).hexdigest(),
+            "sha256": sha256(contents[one.family]).hexdigest(),
             "kernels": list(one.kernels),
             "facts": dict(one.facts),
             **provenance[one.family],
         }
     head = {"schema": SCHEMA, "device": device, "headway": importlib.metadata.version("headway")}
     text = json.dumps(head | {"families": dict(sorted(entries.items()))}, indent=1, allow_nan=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / f"{name}.msgpack").write_bytes(content)
     path.write_text(text + "\n", encoding="utf-8")
 
 
 def load(folder: Path) -> Artifact:
     """Read what `save` wrote.
 
-    **Raises:** ValueError, one sentence, for a foreign card, a hash or a feature version that does not match.
+    **Raises:** ValueError, one sentence, for a foreign card, a missing file, another hash or feature version.
     """
     from flax.serialization import msgpack_restore
 
@@ -76,6 +81,8 @@ def load(folder: Path) -> Artifact:
         if name not in MODULES:
             raise ValueError(f"{folder}/card.json: family must be one of {', '.join(MODULES)}, got {name}.")
         path = folder / f"{name}.msgpack"
+        if not path.is_file():
+            raise ValueError(f"{path} is missing, {folder}/card.json describes it; calibrate again.")
         content = path.read_bytes()
         if sha256(content).hexdigest() != entry["sha256"]:
             raise ValueError(f"{path} is not the file that card.json describes (its sha256 differs); calibrate again.")

@@ -24,12 +24,14 @@ BENCHMARKS = {
     "event-counted": "scripts.bench_event:event_counted",
     "event-identity": "scripts.bench_event:event_identity",
     "event-identity-256": "scripts.bench_event:event_identity_256",
+    "event-learned": "scripts.bench_learned:event_learned",
     "event-decodes": "scripts.bench_event:event_decodes",
     "event-rows": "scripts.bench_event:event_rows",
     "event-sglang": "scripts.bench_event:event_sglang",
     "azure-replay": "scripts.bench_event:azure_replay",
     "analytic-kernel": "scripts.bench_cost:analytic_kernel",
     "scan-analytic": "scripts.bench_scan:scan_analytic",
+    "scan-learned": "scripts.bench_learned:scan_learned",
 }
 REPEATS = 3
 

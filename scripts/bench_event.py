@@ -25,7 +25,7 @@ def event_counted() -> dict[str, float | str]:
     return _measure(closed_loop()) | real_scheduler("vllm", 64)
 
 
-def closed_loop() -> Job:
+def closed_loop(predictor: str = "analytic") -> Job:
     """Prompts of 425 to 1275 tokens, outputs of 325 to 975 (850 and 650 on average), 64 at a time."""
     rng = np.random.default_rng(0)
     count = 4000
@@ -36,9 +36,8 @@ def closed_loop() -> Job:
         rng.integers(325, 976, count),
         concurrency=64,
     )
-    return build(
-        compose(["engine=vllm-0.10.2", "engine.max_num_seqs=256", "engine.enable_prefix_caching=false"]), workload
-    )
+    engine = ["engine=vllm-0.10.2", "engine.max_num_seqs=256", "engine.enable_prefix_caching=false"]
+    return build(compose([*engine, f"predictor={predictor}"]), workload)
 
 
 def event_identity() -> dict[str, float | str]:

@@ -48,7 +48,7 @@ def measured_lanes(jobs: list[LaneJob], table: PriceTable, configuration: str) -
     }
 
 
-def closed_loops() -> tuple[list[LaneJob], PriceTable, str]:
+def closed_loops(predictor: str = "analytic") -> tuple[list[LaneJob], PriceTable, str]:
     """The jobs, their prices, and what they serve."""
     rng = np.random.default_rng(0)
     workloads = [
@@ -61,9 +61,8 @@ def closed_loops() -> tuple[list[LaneJob], PriceTable, str]:
         )
         for _ in range(JOBS)
     ]
-    job = build(
-        compose(["engine=vllm-0.10.2", "engine.max_num_seqs=128", "engine.enable_prefix_caching=false"]), workloads[0]
-    )
+    settings = ["engine=vllm-0.10.2", "engine.max_num_seqs=128", "engine.enable_prefix_caching=false"]
+    job = build(compose([*settings, f"predictor={predictor}"]), workloads[0])
     engine = job.plan.engine
     jobs = [lane_job(workload, engine, job.pool_blocks - 1) for workload in workloads]
     return jobs, job.price_table(), f"{job.plan.model.name}, {job.plan.device.name}, {engine.name} {engine.version}"

@@ -25,9 +25,10 @@ def run(arguments: Arguments) -> Answer:
     if not keys.text("device"):
         raise ValueError("headway calibrate wants device=NAME[,NAME ...] (`headway hardware` lists them).")
     devices = keys.several("device", list(choices("hardware")))
+    from calibration.tables.find import PACKAGE
     from predictors.families import MODULES
 
-    names, sources = keys.several("family", list(MODULES)), keys.paths("sources")
+    names, sources = keys.several("family", list(MODULES)), keys.sources("sources", PACKAGE)
     seed, quick = keys.whole("seed", 0), keys.truth("quick")
     splits = keys.choice("splits", ("shapes", "all"), "shapes")
     date = keys.text("date", datetime.date.today().isoformat())

@@ -1,8 +1,9 @@
 """`headway calibrate --from FILE`: learns a few constants from what a user's own server measured, no profiling needed.
 
-FILE is the result of `vllm bench serve --save-result` (better: with `--save-detailed`), or a folder with
-`requests.jsonl` as `headway validate run=DIR` reads it. Server and load are described as for `headway simulate`;
-what the file tells of the load comes first, what the user says has the last word.
+FILE is the result of `vllm bench serve --save-result` (better: with `--save-detailed`), a folder with
+`requests.jsonl` as `headway validate run=DIR` reads it, or an engine's log (`scripts.calibrate_from_log`); its content
+decides, not its name. Server and load are described as for `headway simulate`; what the file tells of them comes first,
+what the user says has the last word.
 """
 
 import datetime
@@ -21,6 +22,7 @@ from sim.documents import user_path
 if TYPE_CHECKING:
     from calibration.from_run.learn import Learned
     from calibration.from_run.observed import Observed
+    from conf.schema import SimulateConf
 
 NAMES = {
     "memory": "memory rate",
@@ -36,10 +38,21 @@ def run(arguments: Arguments, path_given: str) -> Answer:
     out = Path(next((word.partition("=")[2] for word in arguments.words if key_of(word) == "out"), "run-fit.json"))
     own = [word for word in arguments.words if key_of(word) != "out"]
     path = user_path(path_given, "--from")
+    if not path.is_dir():
+        from calibration.from_run import bench_result, engine_log
+
+        if not bench_result.matches(path):
+            engine = engine_log.engine_of(path)
+            if engine is None:
+                raise ValueError(
+                    "--from wants the .json of `vllm bench serve --save-result`, a folder with requests.jsonl, or a "
+                    f"log of vLLM, SGLang or TensorRT-LLM with its lines of throughput, got {path}."
+                )
+            from scripts import calibrate_from_log
+
+            return calibrate_from_log.run(Arguments(arguments.options, own), path, engine, out)
     observed, overrides, remarks = read(path, Arguments(arguments.options, own))
-    conf = compose(overrides, arguments.values("--config-dir"))
-    if conf.predictor.endswith(".json"):
-        raise ValueError(f"predictor={conf.predictor} was learned from a run already; give auto, analytic or a folder.")
+    conf = learnable(compose(overrides, arguments.values("--config-dir")))
     import dataclasses
 
     from calibration.from_run.learn import errors_of, learn
@@ -74,6 +87,13 @@ def run(arguments: Arguments, path_given: str) -> Answer:
     return Answer(fields | {"spread": learned.spread, "rounds": learned.rounds, "notes": remarks}, text)
 
 
+def learnable(conf: "SimulateConf") -> "SimulateConf":
+    """The configuration, unless its prices were learned from a run already."""
+    if conf.predictor.endswith(".json"):
+        raise ValueError(f"predictor={conf.predictor} was learned from a run already; give auto, analytic or a folder.")
+    return conf
+
+
 def read(path: Path, arguments: Arguments) -> "tuple[Observed, list[str], list[str]]":
     """What was measured, the overrides of the simulation, and remarks."""
     if path.is_dir():
@@ -91,10 +111,6 @@ def read(path: Path, arguments: Arguments) -> "tuple[Observed, list[str], list[s
         return observed_run(path, recorded, workload), [*kept, *own], [*remarks, origin]
     from calibration.from_run import bench_result
 
-    if not bench_result.matches(path):
-        raise ValueError(
-            f"--from wants the .json of `vllm bench serve --save-result` or a folder with requests.jsonl, got {path}."
-        )
     found = bench_result.read(path)
     asked = request(arguments)
     said = {key_of(word) for word in asked.overrides}
@@ -102,16 +118,19 @@ def read(path: Path, arguments: Arguments) -> "tuple[Observed, list[str], list[s
     return found, [*kept, *asked.overrides], [*found.notes, *asked.remarks()]
 
 
+def constants_table(values: Mapping[str, float], spread: Mapping[str, float]) -> str:
+    """The constants and how well they are known."""
+    rows = []
+    for name, value in values.items():
+        if name.endswith("_s"):
+            rows.append((NAMES[name], f"+{1e3 * value:.3f} ms", f"+-{1e3 * spread[name]:.3f} ms"))
+        else:
+            rows.append((NAMES[name], f"x {value:.3f}", f"+-{100 * spread[name]:.1f} %"))
+    return table(("constant", "learned", "known to"), rows)
+
+
 def lines(learned: "Learned", observed: "Observed", errors: dict[str, dict[str, float]]) -> str:
     """Two tables: the constants, and every statistic before and after."""
-    rows = []
-    for name, value in learned.values.items():
-        spread = learned.spread[name]
-        if name.endswith("_s"):
-            rows.append((NAMES[name], f"+{1e3 * value:.3f} ms", f"+-{1e3 * spread:.3f} ms"))
-        else:
-            rows.append((NAMES[name], f"x {value:.3f}", f"+-{100 * spread:.1f} %"))
-    constants = table(("constant", "learned", "known to"), rows)
     metrics = [
         (
             name,
@@ -125,7 +144,7 @@ def lines(learned: "Learned", observed: "Observed", errors: dict[str, dict[str, 
     left = max((abs(value) for value in errors["after"].values()), default=0.0)
     return "\n".join(
         [
-            constants,
+            constants_table(learned.values, learned.spread),
             "",
             table(("metric", "measured ms", "before %", "after %"), metrics),
             "",

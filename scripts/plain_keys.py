@@ -66,10 +66,13 @@ class PlainKeys:
         """Whether `key` is true; false where it was not given."""
         return self.choice(key, ("true", "false"), "false") == "true"
 
-    def paths(self, key: str) -> list[Path]:
-        """The comma-separated paths of `key`, which must exist."""
-        found = [Path(value.strip()).expanduser() for value in self.given.get(key, "").split(",") if value.strip()]
+    def sources(self, key: str, package: str) -> list[str | Path]:
+        """The comma-separated paths of `key`, which must exist; the word `package` stays what it is."""
+        values = [value.strip() for value in self.given.get(key, "").split(",") if value.strip()]
+        found = [value if value == package else Path(value).expanduser() for value in values]
         for path in found:
-            if not path.exists():
-                raise ValueError(f"{key}: {path} does not exist.")
+            if isinstance(path, Path) and not path.exists():
+                raise ValueError(
+                    f"{key}: {path} does not exist; give folders or files, or {package} for the installed package."
+                )
         return found

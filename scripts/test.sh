@@ -18,7 +18,8 @@ step format "$bin/ruff" format --check .
 step lint "$bin/ruff" check .
 step types "$bin/mypy"
 step floors "$bin/lint-imports" --no-logo
-step tests "$bin/pytest" "$@"
+# Neighbouring tests stay in one process, which has compiled what they share; -n 0 after it runs all in this one.
+step tests "$bin/pytest" -n auto --maxprocesses 4 --dist worksteal "$@"
 if [ -n "$failed" ]; then
     echo "failed:$failed" >&2
     exit 1

@@ -20,10 +20,11 @@ def run(arguments: Arguments) -> Answer:
     """
     words = [word if "=" in word else f"{word}=true" for word in arguments.words]
     keys = PlainKeys.of("headway validate operators", words, KEYS)
+    from calibration.tables.find import PACKAGE
     from predictors.families import MODULES
     from predictors.learned import shipped_for
 
-    names, sources = keys.several("family", list(MODULES)), keys.paths("sources")
+    names, sources = keys.several("family", list(MODULES)), keys.sources("sources", PACKAGE)
     devices = keys.several("device", list(choices("hardware")))
     every = keys.choice("splits", ("shapes", "all", "card"), "shapes")
     seed, quick = keys.whole("seed", 0), keys.truth("quick")

@@ -50,7 +50,10 @@ def run(arguments: Arguments) -> Answer:
     result = api.run(job)
     found = compare(recorded, result)
     steps = step_evidence(
-        recorded.requests, result, lambda columns: price_steps(job.cost, job.plan.arrays, columns)["total_s"]
+        recorded.requests,
+        result,
+        lambda columns: price_steps(job.cost, job.plan.arrays, columns)["total_s"],
+        lockstep=job.plan.domains.lockstep,
     )
     found = dataclasses.replace(found, notes=[*found.notes, *remarks])
     not_modelled = [f"not modelled: {sentence}" for sentence in result.not_modelled]

@@ -273,7 +273,8 @@ def assemble(
         log_interval_s=conf.log_interval_s,
         slo_ms={key.removesuffix("_ms"): value for key, value in vars(conf.slo).items() if value is not None},
         versions={name: importlib.metadata.version(name) for name in ("headway", "jax", "numpy")},
-        replicas=conf.deployment.replicas * conf.deployment.data_parallel,
+        replicas=conf.deployment.replicas,
+        data_parallel=conf.deployment.data_parallel,
         stages=stages,
     )
 

@@ -13,8 +13,8 @@ from sim.workload.trace import Workload, seconds_to_ns
 
 
 def matches(path: Path) -> bool:
-    """Whether the file looks like one."""
-    return path.is_file() and path.suffix == ".json" and '"mean_ttft_ms"' in read_text(path)
+    """Whether the file looks like one, whatever its name."""
+    return path.is_file() and '"mean_ttft_ms"' in read_text(path)
 
 
 def read(path: Path) -> Observed:

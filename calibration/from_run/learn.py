@@ -13,7 +13,6 @@ within a millisecond a step, the server's within 20 ms a request.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -24,10 +23,10 @@ from jaxtyping import Array, Float
 
 from calibration.from_run.frozen import Frozen, frozen
 from calibration.from_run.observed import Observed, statistic_of
-from predictors.run_fit import KNOBS, RATES, adjusted_arrays
+from calibration.from_run.priced import BATCH, priced
+from predictors.run_fit import KNOBS, RATES
 from sim.cost.model import CostModel
-from sim.cost.stats import BatchStats
-from sim.deployment.plan import PlanArrays, trimmed
+from sim.deployment.plan import PlanArrays
 from sim.report.result import SimulationResult
 
 
@@ -39,7 +38,6 @@ PRIOR_S = {"host_s": 1e-3, "request_s": 20e-3}
 ROUNDS = 5
 SETTLED = 3e-3
 ITERATIONS = 600
-CHUNK = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,34 +106,8 @@ def _slopes(
 ) -> Float[np.ndarray, "step knob"]:
     """Slope of each step's seconds in each knob, steps as in `still`."""
     steps = result.steps
-    rows = np.stack(
-        [np.asarray(getattr(steps, name), np.float64)[still.order] for name in BatchStats.__dataclass_fields__], axis=-1
-    )
-    small = trimmed(arrays, powers_of_two=True)
-    cost, small = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree) for tree in (cost, small))
-    found = []
-    with jax.enable_x64(True):
-        for start in range(0, len(rows), CHUNK):
-            some = rows[start : start + CHUNK]
-            padded = np.pad(some, [(0, CHUNK - len(some)), (0, 0)])
-            found.append(np.asarray(_jacobian(tuple(knobs), cost, small, padded, point))[: len(some)])
-    return np.concatenate(found)
-
-
-@partial(jax.jit, static_argnums=0)
-def _jacobian(
-    knobs: tuple[str, ...], cost: CostModel, arrays: PlanArrays, rows: Float[Array, "step stat"], point: Array
-) -> Float[Array, "step knob"]:
-    def seconds(values):
-        named = {
-            name: jnp.exp(values[at]) if name in RATES else values[at]
-            for at, name in enumerate(knobs)
-            if name != "request_s"
-        }
-        terms = cost.terms(adjusted_arrays(arrays, named))
-        return jax.vmap(lambda row: cost.price(terms, BatchStats(*row)).total_s)(rows)
-
-    return jax.jacfwd(seconds)(point)
+    rows = np.stack([np.asarray(getattr(steps, name), np.float64)[still.order] for name in BATCH], axis=-1)
+    return priced(cost, arrays, rows, knobs, point)[1]
 
 
 def _descend(

@@ -10,6 +10,9 @@ from predictors.table import FAMILIES, OperatorTable
 from sim.hardware.read import list_devices
 
 
+PACKAGE = aiconfigurator.PACKAGE
+"""Names the installed package among sources."""
+
 READERS: tuple[ModuleType, ...] = (aiconfigurator, llmservingsim, frontier, vidur, collectives, plain)
 """In the order they are asked; each has `matches(path)` and `parts(path)`."""
 
@@ -43,12 +46,12 @@ def tables_for(
 
 def all_parts(sources: Iterable[str | Path] = ()) -> Iterator[Part]:
     """What the sources hold, file by file and unread."""
-    for source in list(sources) or [aiconfigurator.PACKAGE]:
-        path = aiconfigurator.installed() if str(source) == aiconfigurator.PACKAGE else Path(source)
+    for source in list(sources) or [PACKAGE]:
+        path = aiconfigurator.installed() if source == PACKAGE else Path(source)
         if path is None:
             raise ValueError(
-                f"sources names {aiconfigurator.PACKAGE}, which is not installed: install {aiconfigurator.EXTRA}, or "
-                "give folders of tables."
+                f"sources names {PACKAGE}, which is not installed: install {aiconfigurator.EXTRA}, or give folders of "
+                "tables."
             )
         yield from reader_of(path).parts(path)
 
@@ -56,15 +59,30 @@ def all_parts(sources: Iterable[str | Path] = ()) -> Iterator[Part]:
 def reader_of(path: Path) -> ModuleType:
     """The reader that knows the format.
 
-    **Raises:** ValueError for a path that does not exist or that none knows.
+    **Raises:** ValueError for a path that does not exist or that none knows; it names the folders below that one knows.
     """
     if not path.exists():
         raise ValueError(f"sources must name existing folders or files, got {path}.")
     for reader in READERS:
         if reader.matches(path):
             return reader
+    below = _below(path)
+    if below:
+        raise ValueError(
+            f"sources: {path} itself holds no tables, but folders below it do: give "
+            f"sources={','.join(map(str, below))}."
+        )
     names = ", ".join(reader.__name__.rsplit(".", 1)[-1] for reader in READERS)
     raise ValueError(f"sources: {path} holds tables of no known format ({names}).")
+
+
+def _below(path: Path) -> list[Path]:
+    """The nearest folders with tables, one or two floors below. Reading all of them unasked might mix two of a kind."""
+    for pattern in ("*/", "*/*/"):
+        found = [folder for folder in sorted(path.glob(pattern)) if any(reader.matches(folder) for reader in READERS)]
+        if found:
+            return found
+    return []
 
 
 def _check_known(what: str, name: str, known: list[str]) -> None:

@@ -2,11 +2,10 @@
 
 Kernels switch between ways of working at powers of two, so beside smooth features there are hats, tents of width one
 over the logarithms of blocks, context, heads per KV head and fill of the cache. Beyond the work that was measured, a
-batch is seen
-as the largest one measured with as many blocks, so that the physics extrapolates alone.
+batch is seen as the largest one measured with as many blocks, so that the physics extrapolates alone.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -17,12 +16,6 @@ from predictors.attention.decode_form import Rates, Rows, Work
 BLOCKS, KEYS, FILL, ROWS = (0, 17), (1, 17), (-6, 5), (0, 11)
 GROUPS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 48.0, 64.0, 96.0, 128.0)
 DIMS = (64.0, 128.0, 192.0, 256.0, 512.0, 544.0)
-
-
-class Reach(NamedTuple):
-    """The most that was measured of each kernel: tokens times KV heads."""
-
-    work: Any
 
 
 def within(batch: Rows, most: Any) -> Rows:

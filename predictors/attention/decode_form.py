@@ -4,16 +4,15 @@ A block holds the query heads of one KV head, `tile` rows at a time, of one sequ
 blocks. With q blocks (before splitting), s splits, U compute units and mean and longest context m and X:
 
     stream = bytes/rate,  rate: memory's, or the cache's where the batch's keys fit and were read just before (`warm`)
+    compute = flops/(share peak)            rows of a tile that no query head fills are computed, too
     block  = a + c X/s                      one block of the longest row
     wave   = q (a s + c m)/U                all blocks over the units
     t = t0 + t_split (1 - 1/s) + several [n > 1] + rows n + io/rate
-        + ((stream + add block)^3 + max(block, wave)^3 + compute^3)^(1/3)
+        + ((stream + add block)^p + max(block, wave)^p + compute^p)^(1/p)
 
-Streams start slowly: the rate is `rate_inf/(1 + ramp/(1 + bytes/1 GB))`. What the memory does is the device's, all
-else the
-kernel's. Splits follow the kernel: "waves" (FlashAttention: the fewest that fill the last wave nearly as well as
-any), or
-as many as there are idle units.
+Streams start slowly: the rate is `stream/(1 + ramp/(1 + bytes/ramp_bytes))`. What the memory does is the device's, all
+else the kernel's. Splits follow the kernel: "waves" (FlashAttention: the fewest that fill the last wave nearly as well
+as any), or as many as there are idle units.
 """
 
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ from jaxtyping import Array, Float
 BLOCK_KEYS = 128.0
 FULL_WAVES, NEARLY, MOST_SPLITS = 0.8, 0.85, 128
 """FlashAttention splits below this share of a wave of blocks, takes the fewest splits within this share of the best."""
-MEMORY = {"stream": 1.0, "ramp": 0.2, "ramp_bytes": 5e8, "cache": 3.0, "knee": 0.7}
+MEMORY = {"stream": 1.0, "ramp": 0.2, "ramp_bytes": 5e8, "knee": 0.7}
 """Constants of the device, where the descent starts: shares of its rates and of the cache's bytes."""
 KERNEL = {
     "floor": 6e-6,
@@ -41,8 +40,10 @@ KERNEL = {
     "compute": 1.0,
     "power": 4.0,
     "read": 1.0,
+    "cache": 3.0,
 }
-"""Constants of each kernel: seconds, but for the shares `add`, `io` (of the memory's rate) and `compute`."""
+"""Constants of each kernel: seconds, but for the shares `add`, `io` and `cache` (of the memory's rate) and
+`compute`."""
 BOUNDS = {
     "stream": (0.8, 1.1),
     "ramp": (1e-3, 1.5),
@@ -76,9 +77,8 @@ class Rows(NamedTuple):
     """Decode batches of one layer on one rank; contexts after the window.
 
     `reach`: longest context before the window over the one after; `windowed`: 1 with a window; `packed`: query rows
-    that
-    share a block (0: each query head has its own); `rule`: how rows are split, 0 over idle units, 1 so that waves of
-    `slots` blocks per unit are full, 2 not at all.
+    that share a block (0: each query head has its own); `rule`: how rows are split, 0 over idle units, 1 so that waves
+    of `slots` blocks per unit are full, 2 not at all.
     """
 
     rows: Any
@@ -115,7 +115,7 @@ def work(batch: Rows, rates: Rates) -> Work:
     tiles = jnp.where(batch.packed > 0.0, jnp.ceil(group / jnp.maximum(batch.packed, 1.0)), group)
     blocks = batch.rows * batch.kv_heads * tiles
     read = batch.rows * batch.mean * batch.kv_bytes
-    computed = jnp.where(batch.packed > 0.0, jnp.maximum(group, 16.0), group)
+    computed = jnp.where(batch.packed > 0.0, tiles * batch.packed, group)
     return Work(
         blocks=blocks,
         splits=splits(batch, blocks, rates.units),
@@ -137,7 +137,7 @@ def splits(batch: Rows, blocks: Any, units: Any) -> Any:
     allowed = count <= jnp.minimum(steps, slots)[..., None]
     share = jnp.where(allowed, share, 0.0)
     best = jnp.max(share, axis=-1, keepdims=True)
-    fewest = 1.0 + jnp.argmax(share >= NEARLY * best, axis=-1)
+    fewest = 1.0 + jnp.argmax(share >= NEARLY * best, axis=-1).astype(share.dtype)
     by_waves = jnp.where(blocks >= FULL_WAVES * slots, 1.0, fewest)
     return jnp.where(batch.rule == 0.0, idle, jnp.where(batch.rule == 1.0, by_waves, 1.0))
 

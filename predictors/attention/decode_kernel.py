@@ -1,9 +1,8 @@
 """The fitted decode kernels of one device as a kernel of `sim.cost`: a closed form and a factor on a grid.
 
 The closed form (`sim.cost.decode`) takes its constants from the physics; the factor is what physics and residual
-together
-make of it, evaluated once per plan at the nodes of `DECODE_AXES`. Rates are the plan's, so that gradients reach them.
-The cache is taken to be cold: between two layers of a step other layers use it.
+together make of it, evaluated once per plan at the nodes of `DECODE_AXES`. Rates are the plan's, so that gradients
+reach them. The cache is taken to be cold: between two layers of a step other layers use it.
 """
 
 from typing import Any
@@ -16,7 +15,7 @@ from jaxtyping import Array, Float
 
 from predictors.attention.decode_features import features, within
 from predictors.attention.decode_form import Rates, chosen, seconds, work
-from predictors.attention.decode_kernels import Kernels, nearest, rows_with
+from predictors.attention.decode_kernels import BEYOND, NO_WINDOW, WITHIN, Kernels, nearest, rows_with
 from predictors.residual import Residual
 from sim.cost.decode import DECODE_AXES, DecodeTerms, decode_s
 from sim.cost.grid import grid, mesh
@@ -31,6 +30,10 @@ FAR = 4.0
 """Contexts over the window, of batches that pass it."""
 OUTSIDE = 2.0
 """The error claimed beyond what was measured, over that within."""
+LEAST_SHARE = 1e-3
+"""A node this near to the window, as a share of the distance of nodes, is taken to lie on it."""
+WORK_SLACK = 1.01
+"""Work this much above the most measured is still within."""
 
 
 class Layers(eqx.Module):
@@ -71,15 +74,15 @@ class LearnedDecode(LengthKernel[DecodeTerms]):
         code = jnp.where(mean >= 0.999 * layers.window, layers.past, layers.code)
         learned = self._seconds(layers, rates, code, rows, mean, variance, longest)
         flat = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, slots.count.shape + (1,))[..., 0], terms)
-        return flat._replace(grid=grid(learned / plain))
+        return flat._replace(grid=grid(_exact_at_window(learned / plain, layers.window)))
 
     def doubt(self, slots: AttentionSlots, device: DeviceArrays, stats: BatchStats) -> tuple[Any, Any]:
-        """The kernel's error on shapes it was not fitted to, and more beyond the work that was measured."""
+        """The kernel's error on its tables, and twice that beyond what was measured."""
         layers = self._layers(slots)
         known = self.kernels
         code = layers.past[..., 0]
         keys = jnp.minimum(stats.decode_sum, stats.decodes * slots.window)
-        outside = keys * slots.kv_heads > 1.01 * jnp.asarray(known.work)[code]
+        outside = keys * slots.kv_heads > WORK_SLACK * jnp.asarray(known.work)[code]
         outside |= (
             (jnp.abs(layers.dims[..., 0] - jnp.asarray(known.dims)[code]) > 0.5)
             | (layers.latent[..., 0] != jnp.asarray(known.latent)[code])
@@ -101,8 +104,8 @@ class LearnedDecode(LengthKernel[DecodeTerms]):
             "dims": slots.qk_dim + slots.v_dim,
         }
         allowed = self.net_of >= 0.0
-        inside = nearest(self.kernels, allowed, past=jnp.zeros_like(heads), **what)
-        past = nearest(self.kernels, allowed, past=windowed.astype(heads.dtype), **what)
+        inside = nearest(self.kernels, allowed, past=jnp.where(windowed, WITHIN, NO_WINDOW), **what)
+        past = nearest(self.kernels, allowed, past=jnp.where(windowed, BEYOND, NO_WINDOW), **what)
         layers = Layers(
             q_heads=jnp.maximum(slots.q_heads, 1.0),
             kv_heads=heads,
@@ -154,6 +157,22 @@ class LearnedDecode(LengthKernel[DecodeTerms]):
         for index, net in enumerate(self.nets):
             log_factor = jnp.where(place == index, net(seen.astype(jnp.float32)).log_factor, log_factor)
         return physics_s * jnp.exp(log_factor.astype(physics_s.dtype))
+
+
+def _exact_at_window(factors: Any, window: Any) -> Any:
+    """Factors `[*axes, node]` whose first node of mean keys beyond the window is moved, so that they are exact at it.
+
+    That node holds the factor at the window, where all batches past it are read: between the last node before, on
+    which another kernel runs, and this one. No batch is read beyond.
+    """
+    rows, keys, stretches = (axis.count for axis in DECODE_AXES)
+    table = factors.reshape(*factors.shape[:-1], rows, keys, stretches)
+    place = DECODE_AXES[1].place(jnp, window)[..., None, None]
+    cell = jnp.minimum(jnp.floor(place), keys - 2.0)
+    before = jnp.roll(table, 1, axis=-2)
+    moved = before + (table - before) / jnp.maximum(place - cell, LEAST_SHARE)
+    first_beyond = jnp.arange(keys)[:, None] == (cell + 1.0).astype(int)
+    return jnp.where(first_beyond, moved, table).reshape(factors.shape)
 
 
 def _rates(slots: AttentionSlots, device: DeviceArrays) -> Rates:

@@ -2,8 +2,7 @@
 
 The closed form of `sim.cost.prefill` with constants by kernel (`mixed_form`) times an ensemble's residual
 (`mixed_features`): one ensemble for kernels whose tables hold decodes, one for those of prefill alone. A tenth of the
-shapes
-are set apart to learn how far each kernel's prices err.
+shapes are set apart to learn how far each kernel's prices err.
 """
 
 from collections.abc import Iterator, Mapping
@@ -58,6 +57,8 @@ CHUNK = 16384
 def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool) -> Fitted:
     """Cuts and constants of all kernels together, then the ensembles."""
     table = table.where(is_mixed(table))
+    if not len(table):
+        raise ValueError("the attention tables hold no batch that prefills; add some, or leave the family out.")
     table = table.where(_told(names_of(table)))
     names = names_of(table)
     kernels = tuple(sorted(set(names.tolist())))
@@ -97,12 +98,13 @@ def predict(fitted: Fitted, table: OperatorTable, device: DeviceConf) -> Predict
     known = Known(**fitted.arrays["known"])
     names = names_of(table).tolist()
     place = {kernel: index for index, kernel in enumerate(fitted.kernels)}
-    near = {name: place.get(name, _nearest(fitted, known, name)) for name in set(names)}
+    near = {name: place[name] if name in place else _nearest(fitted, known, name) for name in set(names)}
     code = np.array([near[name] for name in names])
     lengths, heads = lengths_of(table), heads_of(table, device)
     physics_s, seen = _seen(known, fitted.arrays["constants"], lengths, heads, code)
     log_factor, spread = _corrections(fitted, seen, known.mixed[code])
-    outside = np.asarray(beyond(known, code, lengths, heads))
+    with jax.enable_x64(True):
+        outside = np.asarray(beyond(known, code, lengths, heads))
     outside = np.where([name in place for name in names], outside, 1.0)
     error = known.error[code]
     return Predicted(
@@ -121,14 +123,17 @@ def _nearest(fitted: Fitted, known: Known, name: str) -> int:
     engine, *_, element, dim = name.split("|")
     allowed = allowed_for(fitted.kernels, engine)
     latent = float(float(dim) == LATENT_DIMS)
-    return int(nearest(known, allowed, element_bytes=float(element), dim=float(dim), latent=latent))
+    with jax.enable_x64(True):
+        return int(nearest(known, allowed, element_bytes=float(element), dim=float(dim), latent=latent))
 
 
 def kernel(fitted: Fitted, device: DeviceConf, engine: str) -> MixedKernel:
     """The kernel of `sim.cost` that prices a plan of `engine`."""
+    known = Known(**fitted.arrays["known"])
     values: dict[str, Any] = {
         "constants": {name: np.asarray(value) for name, value in fitted.arrays["constants"].items()},
-        "known": Known(**fitted.arrays["known"]),
+        "known": known,
+        "kinds": tuple("mixed" if mixed else "alone" for mixed in np.asarray(known.mixed).tolist()),
         "allowed": allowed_for(fitted.kernels, engine),
         "nets": stored_nets(fitted.arrays["nets"]),
         "outside_error": np.asarray(OUTSIDE),
@@ -235,11 +240,12 @@ def _seen(known, constants, lengths, heads, code) -> tuple[np.ndarray, dict[str,
             kind = one_hot[code[rows]]
             for name, found in seen.items():
                 own = kind[:, known.mixed == (name == "mixed")]
-                row = features(part, _take(heads, rows), _take(lengths, rows), own, name == "mixed")
+                row = _features(part, _take(heads, rows), _take(lengths, rows), own, name == "mixed")
                 found.append(np.asarray(row, np.float32))
     return physics_s, {name: np.concatenate(found) for name, found in seen.items()}
 
 
+_features = jax.jit(features, static_argnums=4)
 _apply = jax.jit(lambda net, rows: net(rows))
 
 

@@ -1,8 +1,7 @@
 """What the residual sees of a batch with prefill: all smooth in the lengths, so that few nodes of a grid tell it.
 
 Two networks: one for kernels whose tables hold decodes (`mixed`), one for those of prefill alone (`alone`). The first
-does
-not see the heads, of which its tables hold few: only what they do to the schedule, the streams and the cache.
+does not see the heads, of which its tables hold few: only what they do to the schedule, the streams and the cache.
 """
 
 import jax.numpy as jnp

@@ -4,8 +4,7 @@ Rates are shares of the device's, so that gradients reach those. A block of `til
 
     2 tile_rows (qk + v + extra) units resident/(compute_share rate)
 
-seconds, with `resident` blocks at once on a unit; `extra` are the operations per key that do not depend on the
-dimensions.
+seconds, with `resident` blocks at once on a unit; `extra`: operations per key that do not depend on dimensions.
 """
 
 from collections.abc import Mapping

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -24,6 +25,7 @@ class MixedKernel(LengthKernel[PrefillTerms]):
 
     - `constants`: by kernel; `known`: what is known of each; `allowed`: 1 for those of the plan's engine.
     - `nets`: the ensembles, by name; `outside_error`: relative error claimed outside the measured range.
+    - `kinds`: the name of the ensemble of each kernel.
     """
 
     constants: dict[str, Float[Array, " kernel"]]
@@ -31,6 +33,7 @@ class MixedKernel(LengthKernel[PrefillTerms]):
     allowed: Float[Array, " kernel"]
     nets: dict[str, Residual]
     outside_error: Float[Array, ""]
+    kinds: tuple[str, ...] = eqx.field(static=True)
 
     def terms(self, xp: Any, slots: AttentionSlots, device: DeviceArrays) -> PrefillTerms:
         """Closed-form constants of all slots at once; `slots` and result with leaves `[kind, *config]`."""
@@ -120,11 +123,11 @@ class MixedKernel(LengthKernel[PrefillTerms]):
         lengths = Lengths(tokens, chunks, seen, context, deepest, prior * chunks, decodes, keys, zero, longest)
         log_factor: Any = 0.0
         for name, net in self.nets.items():
-            of_net = jnp.asarray(self.known.mixed) == (1.0 if name == "mixed" else 0.0)
-            own = np.flatnonzero(np.asarray(self.known.mixed) == (1.0 if name == "mixed" else 0.0))
+            of_net = np.array([kind == name for kind in self.kinds])
+            own = np.flatnonzero(of_net)
             one_hot = (code[..., None, None] == own).astype(tokens.dtype)
             found = net(features(terms, heads, lengths, one_hot, name == "mixed")).log_factor
-            log_factor = log_factor + jnp.where(of_net[code][..., None], found, 0.0)
+            log_factor = log_factor + jnp.where(jnp.asarray(of_net)[code][..., None], found, 0.0)
         return jnp.exp(log_factor)
 
 

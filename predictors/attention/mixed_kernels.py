@@ -123,7 +123,7 @@ def nearest(known: Known, allowed: Any, *, element_bytes: Any, dim: Any, latent:
     element_bytes, dim, latent = (jnp.asarray(value)[..., None] for value in (element_bytes, dim, latent))
     cost = (
         jnp.where(jnp.asarray(allowed) > 0.5, 0.0, 1e6)
-        + 1e3 * jnp.abs(latent - (k.dim == LATENT_DIMS))
+        + jnp.where((latent > 0.5) == (k.dim == LATENT_DIMS), 0.0, 1e3)
         + 1e2 * jnp.abs(jnp.log2(element_bytes / k.element_bytes))
         + 1e1 * jnp.abs(jnp.log2(dim / k.dim))
         - 5.0 * k.mixed

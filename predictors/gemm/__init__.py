@@ -1,8 +1,8 @@
 """Matrix products learned from tables: a family as in `predictors.family`.
 
 A kernel is what an engine runs for one type of numbers. The physics (`form`) has constants for each; what it leaves, an
-ensemble of networks for each stored format, over all engines. Kernels of few shapes, a model's layers, follow one of
-many by a scale and keep a curve for each shape (`curves`).
+ensemble of networks for each of many shapes. Kernels of few shapes, a model's layers, follow one of many by a scale and
+keep a curve for each shape (`curves`).
 """
 
 from collections.abc import Mapping

@@ -28,6 +28,11 @@ TILE_OUTPUTS = 16384.0
 OUTPUT_BYTES, PARTIAL_BYTES = 2.0, 4.0
 ALIGNED = 16.0
 LARGE_ROWS = 256.0
+SMOOTH = 33
+TENTS = ((0, 14), (5, 17), (5, 16))
+"""Powers of two of m, n, k with a tent each."""
+STEPS = (1, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
+"""Row counts beyond which some library takes another kernel."""
 KNEE = 8.0
 """How sharply weights leave the cache, and the host's time gives way to the device's."""
 
@@ -138,7 +143,11 @@ def _soft(a: Any, b: Any, power: Any) -> Any:
 
 
 def gemm_features(product: Product, parts: Parts, m: Float[Array, "*axes"]) -> Float[Array, "*axes feature"]:
-    """What the residual sees of a product: sizes, regimes, how full tiles and waves are, and what each choice costs."""
+    """What the residual sees of a product.
+
+    First `SMOOTH` features that a range can be told of: sizes, regimes, how full tiles and waves are, what each choice
+    costs. Then where libraries change kernels: tents over the logarithms of the sizes, and 1 for each row count passed.
+    """
     n, k = jnp.maximum(product.n, 1.0), jnp.maximum(product.k, 1.0)
     moved = n * k * product.weight_bytes + m * (k * product.input_bytes + n * OUTPUT_BYTES)
     power_of_two = sum(jnp.where(m % step > 0.0, 0.0, 1.0) for step in (2.0, 4.0, 8.0, 16.0))
@@ -153,4 +162,13 @@ def gemm_features(product: Product, parts: Parts, m: Float[Array, "*axes"]) -> F
         waves = jnp.ceil(m / rows) * jnp.ceil(n / columns) / product.units
         numbers += [jnp.log(waves), jnp.minimum(jnp.ceil(waves - 1e-6) / waves, 8.0)]
     numbers += [jnp.log(some / parts.least_s) for some in (*parts.tiles_s, *parts.splits_s)]
-    return jnp.stack(jnp.broadcast_arrays(*numbers), axis=-1)
+    smooth = jnp.stack(jnp.broadcast_arrays(*numbers), axis=-1)
+    m, n, k = jnp.broadcast_arrays(m, n, k)
+    tents = [_tents(jnp.log2(size), *ends) for size, ends in zip((m, n, k), TENTS, strict=True)]
+    passed = (m[..., None] > jnp.asarray(STEPS, m.dtype)).astype(m.dtype)
+    return jnp.concatenate([smooth, *tents, passed], axis=-1)
+
+
+def _tents(place: Float[Array, "*axes"], low: int, high: int) -> Float[Array, "*axes tent"]:
+    places = jnp.arange(float(low), high + 1.0, dtype=place.dtype)
+    return jnp.maximum(1.0 - jnp.abs(jnp.clip(place, low, high)[..., None] - places), 0.0)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from predictors.family import Fitted
 from predictors.gemm.curves import hats, profiled
 from predictors.gemm.form import Product, gemm_features, gemm_parts
-from predictors.gemm.predict import encoded, expected_error, network
+from predictors.gemm.predict import expected_error, left_range, network
 from predictors.gemm.relations import chosen
 from predictors.gemm.rows import parsed
 from sim.cost.kernel import TokenKernel
@@ -23,8 +23,8 @@ from sim.deployment.plan import DeviceArrays, GemmSlots
 class GemmTerms(NamedTuple):
     """What of the products does not depend on the batch: `times` of each shape per step, and the kernel's numbers.
 
-    `group`, `place`: the network of the stored format, and the kernel's place in it; `learned`: 0 where no network is
-    used; `certain`: 0 where no kernel of the slot's format was measured; `curve`: 0 where the shape was not profiled.
+    `place`: of the kernel's network; `learned`: 0 where none is used; `certain`: 0 where no kernel of the slot's format
+    was measured; `curve`: 0 where the shape was not profiled.
     """
 
     times: Float[Array, "gemm *config"]
@@ -33,7 +33,6 @@ class GemmTerms(NamedTuple):
     log_scale: Float[Array, "gemm *config"]
     low: Float[Array, "gemm *config feature"]
     high: Float[Array, "gemm *config feature"]
-    group: Int[Array, "gemm *config"]
     place: Int[Array, "gemm *config"]
     learned: Float[Array, "gemm *config"]
     curve: Float[Array, "gemm *config knot"]
@@ -53,8 +52,7 @@ class LearnedGemm(TokenKernel):
     choice: Float[Array, " format"]
     measured: Float[Array, " format"]
     device_timed: Float[Array, " kernel"]
-    groups: int = eqx.field(static=True)
-    width: int = eqx.field(static=True)
+    networks: int = eqx.field(static=True)
 
     def terms(self, slots: GemmSlots, device: DeviceArrays) -> GemmTerms:
         """Kernel, constants and curve of every slot; leaves `[gemm, *config]`."""
@@ -66,8 +64,8 @@ class LearnedGemm(TokenKernel):
         code = jnp.asarray(self.choice, dtype)[form].astype(int)
         certain = jnp.asarray(self.measured, dtype)[form]
         base = arrays["base"][code].astype(int)
-        group = arrays["group"][base].astype(int)
-        learned = (group >= 0).astype(dtype) * certain * jnp.asarray(self.device_timed, dtype)[base]
+        place = arrays["place"][base].astype(int)
+        learned = (place >= 0).astype(dtype) * certain * jnp.asarray(self.device_timed, dtype)[base]
         curve = profiled(arrays["curves"], code, slots.n, slots.k) * certain[..., None]
         known = jnp.any(curve != 0.0, axis=-1)
         product = Product(
@@ -88,8 +86,7 @@ class LearnedGemm(TokenKernel):
             log_scale=arrays["scale"][code] * certain,
             low=arrays["low"][base],
             high=arrays["high"][base],
-            group=jnp.maximum(group, 0),
-            place=arrays["place"][base].astype(int),
+            place=jnp.maximum(place, 0),
             learned=learned,
             curve=curve,
             error=jnp.where(known, arrays["error_profiled"][code], arrays["error"][code]),
@@ -101,44 +98,46 @@ class LearnedGemm(TokenKernel):
         m = jnp.broadcast_to(jnp.maximum(rows, 1.0), terms.product.n.shape)
         parts = gemm_parts(terms.constants, terms.product, m)
         features = gemm_features(terms.product, parts, m)
-        slack = 1e-5 * (terms.high - terms.low) + 1e-5
-        out = jnp.any((features < terms.low - slack) | (features > terms.high + slack), axis=-1)
+        out = left_range(terms.low, terms.high, features)
         outside = jnp.where(terms.certain > 0.5, out.astype(m.dtype), 1.0)
         factor = terms.log_scale + jnp.sum(terms.curve * hats(jnp, m), axis=-1)
         known = jnp.any(terms.curve != 0.0, axis=-1).astype(m.dtype)
         spread = jnp.zeros_like(m)
-        if self.groups:
-            clipped = jnp.clip(features, terms.low, terms.high).astype(jnp.float32)
-            log_factor, spread = self._corrected(terms, encoded(jnp, clipped, terms.place, self.width))
+        if self.networks:
+            log_factor, spread = self._corrected(terms, features.astype(jnp.float32))
             factor = factor + terms.learned * log_factor.astype(m.dtype)
             spread = terms.learned * spread.astype(m.dtype) * (1.0 - known)
         seconds = terms.times * jnp.where(rows > 0.0, parts.cold_s * jnp.exp(factor), 0.0)
         return Priced(seconds, seconds * expected_error(terms.error, spread, outside), seconds * outside)
 
-    def _corrected(self, terms: GemmTerms, inputs: Float[Array, "gemm *config input"]) -> tuple[Array, Array]:
+    def _corrected(self, terms: GemmTerms, inputs: Float[Array, "gemm *config feature"]) -> tuple[Array, Array]:
         """Log factor and spread in float32: a slot's own network, or every network where plans are stacked."""
-        if terms.group.ndim == 1:
-            found = jax.vmap(lambda group, some: network(self.arrays, group)(some)[:2])(terms.group, inputs)
+        stored = self.arrays["networks"]
+        if terms.place.ndim == 1:
+            found = jax.vmap(lambda place, some: network(stored, place)(some)[:2])(terms.place, inputs)
             return found[0], found[1]
-        factor = spread = jnp.zeros(terms.group.shape, inputs.dtype)
-        for group in range(self.groups):
-            mine = network(self.arrays, group)(inputs)
-            factor = jnp.where(terms.group == group, mine.log_factor, factor)
-            spread = jnp.where(terms.group == group, mine.spread, spread)
+        factor = spread = jnp.zeros(terms.place.shape, inputs.dtype)
+        for place in range(self.networks):
+            mine = network(stored, place)(inputs)
+            factor = jnp.where(terms.place == place, mine.log_factor, factor)
+            spread = jnp.where(terms.place == place, mine.spread, spread)
         return factor, spread
 
 
 def learned_gemm(fitted: Fitted, engine: str) -> LearnedGemm:
     """The products of a plan of `engine` ("vllm", "vllm/0.19.0"); see `LearnedGemm`."""
     choice, measured = chosen(fitted, engine)
-    arrays = dict(fitted.arrays)
-    for name in ("rows", "stand_in"):
-        arrays.pop(name)
-    width = int(arrays.pop("width"))
-    groups = len(arrays["networks"]["center"]) if "networks" in arrays else 0
+    arrays = {name: value for name, value in fitted.arrays.items() if name not in ("rows", "stand_in")}
+    place = np.asarray(arrays["place"]).astype(int)
+    needed = np.unique(place[np.asarray(arrays["base"]).astype(int)[choice]])
+    needed = needed[needed >= 0]
+    # only the networks of kernels that this engine runs are kept
+    arrays["place"] = np.array([np.searchsorted(needed, one) if one in needed else -1 for one in place], np.float64)
+    if len(needed):
+        arrays["networks"] = jax.tree.map(lambda leaf: np.asarray(leaf)[needed], arrays["networks"])
     leaves: dict[str, Any] = {
         "choice": choice.astype(np.float64),
         "measured": measured,
         "device_timed": np.array([not parsed(name)[-1] for name in fitted.kernels], np.float64),
     }
-    return LearnedGemm(arrays=arrays, groups=groups, width=width, **leaves)
+    return LearnedGemm(arrays=arrays, networks=len(needed), **leaves)

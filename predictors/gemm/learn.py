@@ -1,4 +1,4 @@
-"""Fits the products of one device: constants by kernel, an ensemble by stored format, scales and curves of the rest."""
+"""Fits the products of one device: constants by kernel, an ensemble for those of many shapes, scales and curves."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from jaxtyping import Array, Bool, Float, Int
 from predictors.family import Fitted
 from predictors.gemm.curves import curves_of, fit_curves, hats, keys_of
 from predictors.gemm.form import BOUNDS, START, Product, gemm_parts
-from predictors.gemm.predict import Rows, based, described, encoded, rows_of
+from predictors.gemm.predict import BEND, Rows, based, described, rows_of
 from predictors.gemm.relations import LEAST_SHAPES, followed, stand_ins
-from predictors.gemm.rows import format_name, kernel_names, used
+from predictors.gemm.rows import kernel_names, used
 from predictors.physics import fit_constants
 from predictors.residual import Residual, Schedule, train
 from predictors.splits import held_out
@@ -21,10 +21,8 @@ from sim.hardware.spec import DeviceConf
 
 
 NAME, VERSION = "gemm", 1
-SCHEDULE = Schedule(
-    members=4, width=48, depth=3, bend="relu", steps=10000, batch=1024, rate=1.5e-2, decay=1e-3, warm=0.05
-)
-QUICK = Schedule(members=2, width=16, depth=2, bend="relu", steps=300, batch=256, rate=1e-2, decay=1e-3, warm=0.05)
+SCHEDULE = Schedule(members=4, width=40, depth=3, bend=BEND, steps=4000, batch=1024, rate=1.5e-2, decay=5e-2, warm=0.05)
+QUICK = Schedule(members=2, width=16, depth=2, bend=BEND, steps=300, batch=256, rate=1e-2, decay=1e-3, warm=0.05)
 PHYSICS_ROWS, PHYSICS_STEPS, QUICK_STEPS = 2000, 600, 200
 
 
@@ -41,19 +39,19 @@ def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool) -> Fit
     constants = physics(rows, table.seconds, len(kernels), seed, QUICK_STEPS if quick else PHYSICS_STEPS)
     base = np.array([followed(one, kernels, shapes, counts) for one in range(len(kernels))])
     arrays: dict[str, Any] = {"constants": constants, "base": base.astype(np.float64)}
-    arrays |= {"scale": np.zeros(len(kernels)), "group": np.full(len(kernels), -1.0), "place": np.zeros(len(kernels))}
+    arrays |= {"scale": np.zeros(len(kernels)), "place": np.full(len(kernels), -1.0)}
     form = described(constants, rows, rows.code)
     arrays["low"], arrays["high"] = ranges(form.features, rows.code, len(kernels))
     judge = held_out(table, ("k", "n"), 12)
     log_ratio = np.log(table.seconds / form.warm_s)
-    learn(arrays, kernels, shapes, rows.code, form.features, log_ratio, ~judge, seed, QUICK if quick else SCHEDULE)
+    learn(arrays, shapes, rows.code, form.features, log_ratio, ~judge, seed, QUICK if quick else SCHEDULE)
     seconds, _, _ = based(arrays, rows)
     left = np.log(table.seconds / seconds)
     for one in np.flatnonzero(base != np.arange(len(kernels))):
         arrays["scale"][one] = np.median(left[rows.code == one])
     left = left - arrays["scale"][rows.code]
     few = shapes[rows.code] < LEAST_SHAPES
-    learned = arrays["group"][rows.code] >= 0.0
+    learned = arrays["place"][rows.code] >= 0.0
     arrays["error"] = by_kernel(np.abs(np.expm1(left)), rows.code, judge & learned, len(kernels))
     keys = keys_of(rows.code, rows.product.n, rows.product.k)
     arrays["error_profiled"] = profiled_error(rows.where(few), left[few], seed, len(kernels))
@@ -111,7 +109,6 @@ def ranges(features: np.ndarray, code: np.ndarray, kernels: int) -> tuple[np.nda
 
 def learn(
     arrays: dict[str, Any],
-    kernels: tuple[str, ...],
     shapes: np.ndarray,
     code: Int[np.ndarray, " row"],
     features: Float[np.ndarray, "row feature"],
@@ -120,38 +117,25 @@ def learn(
     seed: int,
     schedule: Schedule,
 ) -> None:
-    """Train an ensemble for each stored format, into `arrays`: `networks`, `group`, `place`, `width`."""
-    formats = [format_name(name) for name in kernels]
-    known = [one for one in range(len(kernels)) if shapes[one] >= LEAST_SHAPES]
-    names = sorted({formats[one] for one in known})
-    members = {name: [one for one in known if formats[one] == name] for name in names}
-    arrays["width"] = width = max((len(some) for some in members.values()), default=0)
+    """Train an ensemble for each kernel of many shapes, into `arrays`: `networks`, and the `place` of each there."""
     networks: list[Residual] = []
-    for group, name in enumerate(names):
-        for place, one in enumerate(members[name]):
-            arrays["group"][one], arrays["place"][one] = group, place
-        at = drawn(code, np.isin(code, members[name]) & taught, seed)
-        inputs = encoded(np, features[at], arrays["place"][code[at]], width)
-        networks.append(train(inputs, log_ratio[at], seed=seed, schedule=schedule))
+    for one in np.flatnonzero(shapes >= LEAST_SHAPES):
+        mine = taught & (code == one)
+        if mine.any():
+            arrays["place"][one] = len(networks)
+            networks.append(train(features[mine], log_ratio[mine], seed=seed, schedule=schedule))
     if networks:
         arrays["networks"] = stacked(networks)
 
 
-def drawn(code: Int[np.ndarray, " row"], taught: Bool[np.ndarray, " row"], seed: int) -> Int[np.ndarray, " row"]:
-    """Rows to train on, as many as are taught: kernels of few rows are not drowned (square root of their rows)."""
-    at = np.flatnonzero(taught)
-    chance = 1.0 / np.sqrt(np.bincount(code[at])[code[at]])
-    return np.sort(np.random.default_rng(seed).choice(at, len(at), p=chance / chance.sum()))
-
-
 def stacked(networks: list[Residual]) -> dict[str, Any]:
-    """Ensembles of one shape as arrays with a leading axis of formats."""
+    """Ensembles of one shape as arrays with a leading axis of kernels; half precision is far finer than their error."""
     found: dict[str, Any] = {
         name: np.stack([np.asarray(getattr(one, name), np.float32) for one in networks])
         for name in ("center", "scale", "low", "high")
     }
     trees: list[Any] = [one.parameters for one in networks]
-    parameters = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf, np.float32) for leaf in leaves]), *trees)
+    parameters = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf, np.float16) for leaf in leaves]), *trees)
     return found | {"parameters": parameters}
 
 

@@ -1,4 +1,4 @@
-"""Prices rows of a table by a fit: form, networks by stored format, scale and curves of the kernels of few shapes."""
+"""Prices rows of a table by a fit: form, networks by kernel, scale and curves of the kernels of few shapes."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from predictors.family import Fitted, Predicted
 from predictors.gemm.curves import curves_of, hats, keys_of
-from predictors.gemm.form import Product, gemm_features, gemm_parts
+from predictors.gemm.form import SMOOTH, Product, gemm_features, gemm_parts
 from predictors.gemm.rows import codes, kernel_names, products_of
 from predictors.residual import Residual
 from predictors.table import OperatorTable
@@ -18,6 +18,7 @@ from sim.hardware.spec import DeviceConf
 
 
 CHUNK = 32768
+BEND = "silu"
 BEYOND = 2.0
 """Outside calibration, twice the error is claimed."""
 
@@ -68,19 +69,20 @@ def _described(constants: Any, product: Product, m: Array) -> tuple[Array, Array
     return parts.warm_s, parts.cold_s, gemm_features(product, parts, m).astype(jnp.float32)
 
 
-def encoded(xp: Any, features: Any, place: Any, width: int) -> Any:
-    """Inputs of a network: features, then 1 for the kernel's place among those of its format."""
-    return xp.concatenate([features, (place[..., None] == xp.arange(width)).astype(features.dtype)], axis=-1)
-
-
-def network(arrays: Mapping[str, Any], group: Any) -> Residual:
-    """The ensemble of one stored format."""
-    stored = arrays["networks"]
-    leaves = {name: jnp.asarray(stored[name])[group] for name in ("center", "scale", "low", "high")}
-    parameters = jax.tree.map(lambda leaf: jnp.asarray(leaf)[group], stored["parameters"])
+def network(networks: Mapping[str, Any], place: Any) -> Residual:
+    """The ensemble of one kernel among `networks`, arrays with a leading axis of kernels."""
+    leaves = {name: jnp.asarray(networks[name])[place] for name in ("center", "scale", "low", "high")}
+    parameters = jax.tree.map(lambda leaf: jnp.asarray(leaf)[place], networks["parameters"])
     # as many hidden layers as weights before the last
     width, depth = parameters["Dense_0"]["bias"].shape[-1], len(parameters) - 1
-    return Residual(parameters=parameters, width=width, depth=depth, bend="relu", **leaves)
+    return Residual(parameters=parameters, width=width, depth=depth, bend=BEND, **leaves)
+
+
+def left_range(low: Any, high: Any, features: Any) -> Any:
+    """Whether any of the smooth features lies outside the range of its kernel's rows, `[*axes]`."""
+    low, high, features = (leaf[..., :SMOOTH] for leaf in (low, high, features))
+    slack = 1e-5 * (high - low) + 1e-5
+    return ((features < low - slack) | (features > high + slack)).any(axis=-1)
 
 
 def predicted_rows(fitted: Fitted, table: OperatorTable, device: DeviceConf) -> Predicted:
@@ -103,16 +105,12 @@ def based(arrays: Mapping[str, Any], rows: Rows) -> tuple[np.ndarray, np.ndarray
     form = described(arrays["constants"], rows, base)
     seconds = np.where(own, form.warm_s, form.cold_s) * np.exp(np.asarray(arrays["scale"], np.float64)[rows.code])
     low, high = (np.asarray(arrays[name], np.float32)[base] for name in ("low", "high"))
-    slack = 1e-5 * (high - low) + 1e-5
-    outside = ((form.features < low - slack) | (form.features > high + slack)).any(axis=1).astype(np.float64)
-    spread, group = np.zeros(len(seconds)), np.asarray(arrays["group"]).astype(int)[base]
-    if "networks" in arrays:
-        place, width = np.asarray(arrays["place"]).astype(int)[base], int(arrays["width"])
-        inputs = encoded(np, np.clip(form.features, low, high), place, width)
-        for one in np.unique(group[group >= 0]):
-            mine = np.flatnonzero(group == one)
-            factor, spread[mine] = corrected(network(arrays, one), inputs[mine])
-            seconds[mine] *= np.exp(factor)
+    outside = left_range(low, high, form.features).astype(np.float64)
+    spread, place = np.zeros(len(seconds)), np.asarray(arrays["place"]).astype(int)[base]
+    for one in np.unique(place[place >= 0]):
+        mine = np.flatnonzero(place == one)
+        factor, spread[mine] = corrected(network(arrays["networks"], one), form.features[mine])
+        seconds[mine] *= np.exp(factor)
     return seconds, spread, outside
 
 

@@ -14,7 +14,7 @@ from sim.cost.launch import LaunchTerms, exposed_launch_s, launch_terms
 from sim.cost.lengths import AttentionTerms, LengthTerms, lengths_s
 from sim.cost.model import CostModel
 from sim.cost.prefill import PrefillTerms
-from sim.cost.priced import Priced, claims, uncalibrated
+from sim.cost.priced import Priced, claims
 from sim.cost.recurrent import RecurrentTerms
 from sim.cost.slots import slots_first
 from sim.cost.stats import LENGTHS, BatchStats
@@ -48,7 +48,7 @@ class KernelCost(CostModel):
     """Sum of the kernels of one step on one rank.
 
     Every constant is an array leaf, so that `jax.grad` reaches it and a calibration may replace it (`eqx.tree_at`).
-    `rel_error` is the error claimed where no kernel claims its own: launches, host.
+    `rel_error` is the error claimed of launches and host.
     """
 
     gemm: TokenKernel
@@ -99,8 +99,8 @@ class KernelCost(CostModel):
         launch_s = exposed_launch_s(terms.launch, tokens, stats.graph_mode, device_s)
         host_s = jnp.where(tokens > 0.0, terms.device.host_s, 0.0)
         attention = self._attention(terms, stats)
-        rest = [uncalibrated(seconds, self.rel_error) for seconds in (launch_s, host_s)]
-        error, outside = claims([body, head, moe, elementwise, collective, gather, sampler, attention, *rest])
+        kernels = [body, head, moe, elementwise, collective, gather, sampler, attention]
+        error, outside = claims(kernels, [launch_s, host_s], self.rel_error)
         memory_bytes, flops = step_work(terms.work, stats)
         return StepCost(
             gemm_s=body.seconds,

@@ -1,5 +1,7 @@
 """What a kernel's price carries beside its seconds: the error it expects, and how much of it is extrapolated."""
 
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -31,8 +33,19 @@ def uncalibrated(seconds: Float[Array, "*axes"], rel_error: Float[Array, ""]) ->
     return Priced(seconds, seconds * rel_error, seconds)
 
 
-def claims(parts: list[Priced]) -> tuple[Float[Array, "*axes"], Float[Array, "*axes"]]:
-    """Relative error of the sum of `parts`, as if all erred the same way, and its share outside calibration."""
-    seconds = sum(part.seconds for part in parts)
-    per_s = jnp.where(seconds > 0.0, 1.0 / jnp.where(seconds > 0.0, seconds, 1.0), 0.0)
-    return sum(part.error_s for part in parts) * per_s, sum(part.outside_s for part in parts) * per_s
+def claims(
+    kernels: list[Priced], host: list[Float[Array, "*axes"]], host_error: Float[Array, ""]
+) -> tuple[Float[Array, "*axes"], Float[Array, "*axes"]]:
+    """Relative error of the sum of all parts, as if all erred the same way, and the share outside calibration.
+
+    The share is that of the kernels: launches and host, `host` seconds with a relative error of `host_error`, come from
+    an engine's profile.
+    """
+    all_kernels = Priced(*(reduce(add, leaves) for leaves in zip(*kernels, strict=True)))
+    host_s = reduce(add, host)
+    error_s = all_kernels.error_s + host_error * host_s
+    return error_s * _inverse(all_kernels.seconds + host_s), all_kernels.outside_s * _inverse(all_kernels.seconds)
+
+
+def _inverse(seconds: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
+    return jnp.where(seconds > 0.0, 1.0 / jnp.where(seconds > 0.0, seconds, 1.0), 0.0)

@@ -260,7 +260,7 @@ def _some_stage_busy(result: SimulationResult, metrics: Metrics) -> float | None
         start, end = start[order], np.maximum.accumulate(end[order])
         covered_from = np.maximum(start[1:], end[:-1])
         total_ns += int(end[0] - start[0]) + int(np.maximum(end[1:] - covered_from, 0).sum())
-    return total_ns / 1e9 / (metrics.duration_s * result.replicas)
+    return total_ns / 1e9 / (metrics.duration_s * result.ranks)
 
 
 def _could_reuse(result: SimulationResult) -> bool:

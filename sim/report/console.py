@@ -187,7 +187,7 @@ def _stage_lines(result: SimulationResult, metrics: Metrics) -> list[str]:
     if result.stages is None or not metrics.duration_s:
         return []
     busy_s = (result.stages.end_ns - result.stages.start_ns).sum(axis=0) / 1e9
-    shares = " / ".join(f"{100 * float(s) / (metrics.duration_s * result.replicas):.1f}" for s in busy_s)
+    shares = " / ".join(f"{100 * float(s) / (metrics.duration_s * result.ranks):.1f}" for s in busy_s)
     return [line("Pipeline stages busy (%):", shares)]
 
 

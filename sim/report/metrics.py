@@ -88,7 +88,7 @@ class Metrics:
     - `recomputed_tokens`: tokens computed beyond those each request needs once, the price of preemption.
     - `cached_tokens`: prompt tokens of finished requests that were found in the prefix cache at their first admission.
     - `prefix_cache`: the engine's own count of look-ups, all replicas; None where none was simulated.
-    - `batch_requests_mean`, `batch_tokens_mean`: per step, unweighted; `busy_share`: step time / (duration x replicas),
+    - `batch_requests_mean`, `batch_tokens_mean`: per step, unweighted; `busy_share`: step time / (duration x ranks),
       where a replica has pipeline stages the mean over them.
     - `output_throughput_per_user` = 1 / mean TPOT; `..._per_gpu` = output throughput / GPUs.
     - `usd_per_1m_*` = USD/h of all GPUs / (tokens/s x 3600) x 1e6.
@@ -220,7 +220,7 @@ def measure(result: SimulationResult, percentiles: Sequence[float] = PERCENTILES
         steps=len(steps),
         batch_requests_mean=float(rows.mean()) if len(steps) else None,
         batch_tokens_mean=float(tokens.mean()) if len(steps) else None,
-        busy_share=busy_s / (duration_s * result.replicas) if duration_s and len(steps) else None,
+        busy_share=busy_s / (duration_s * result.ranks) if duration_s and len(steps) else None,
     )
 
 

@@ -143,7 +143,8 @@ class SimulationResult:
     - `itl_ns`, `itl_count`: the distribution of all inter-token latencies as values with multiplicities.
     - `components_s`: seconds per step by cost component (`sim.cost.step_cost.SECONDS`), axis `step` each; may be empty.
     - `engine`: "exact" or "wide"; `engine_label`: the engine that is simulated, "vLLM 0.19.0".
-    - `gpus` over all `replicas`; `num_gpu_blocks` and `block_size` (tokens) of one replica.
+    - `gpus` over all `replicas`, each of `data_parallel` ranks; `num_gpu_blocks` and `block_size` (tokens) of one rank.
+      The columns `replica` of the tables number the ranks through, replica by replica.
     - `settings`: the resolved engine settings by name (`max_num_seqs`, `max_num_batched_tokens`, `graph_sizes`, ...).
     - `slo_ms`: goodput bounds in ms by metric (ttft, tpot, itl, e2el).
     - `assumptions` rows are (what, value, source); `config` is the resolved configuration.
@@ -185,6 +186,19 @@ class SimulationResult:
     log: dict[str, Any] = field(default_factory=dict)
     log_interval_s: float = 10.0
     claim: Claim | None = None
+    data_parallel: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Schedulers, each with a KV cache of its own: the data-parallel ranks of all replicas."""
+        return self.replicas * self.data_parallel
+
+    def rank_name(self, index: int) -> str:
+        """What the rank of that number is called: `replica 1, rank 0`, or the one of the two that says all."""
+        replica, rank = divmod(index, self.data_parallel)
+        if self.data_parallel == 1:
+            return f"replica {replica}"
+        return f"rank {rank}" if self.replicas == 1 else f"replica {replica}, rank {rank}"
 
     @property
     def busy_ns(self) -> np.ndarray:

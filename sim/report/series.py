@@ -111,12 +111,12 @@ def series(result: SimulationResult, width_s: float) -> Series:
         t_s=np.arange(bins) * width_s,
         running=mean(steps.running),
         waiting=mean(steps.waiting),
-        kv_mean=mean(used) / result.replicas,
+        kv_mean=mean(used) / result.ranks,
         kv_max=kv_max,
         input_tokens_per_s=per_bin(end_ns, steps.prefill_tokens) / width_s,
         output_tokens_per_s=per_bin(end_ns, steps.emitting) / width_s,
         preemptions=per_bin(start_ns, steps.preempted),
-        busy=busy / result.replicas,
+        busy=busy / result.ranks,
     )
 
 

@@ -82,6 +82,7 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "engine_label": result.engine_label,
         "gpus": result.gpus,
         "replicas": result.replicas,
+        "data_parallel": result.data_parallel,
         "seed": result.seed,
         "workload": {
             "name": result.workload.name,

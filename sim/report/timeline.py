@@ -28,7 +28,7 @@ def timeline(result: SimulationResult, max_steps: int = MAX_STEPS, max_requests:
     stages = result.stages
     threads = {1: "steps"} if stages is None else {1 + i: f"stage {i}" for i in range(stages.stages)}
     for replica in np.unique(np.asarray(steps.replica)[order]).tolist():
-        events += _names(replica + 1, f"replica {replica}", threads)
+        events += _names(replica + 1, result.rank_name(replica), threads)
     events += _step_events(result, order)
     label = "requests" if len(kept) == len(finished) else f"requests (first {len(kept)} of {len(finished)})"
     events += _names(REQUESTS_PID, label, {})

@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sim.report.metrics import measure
+from sim.report.page.build import page
 from sim.report.plain import plain, to_json
 from sim.report.result import REJECTED, MemoryReport, MemoryTerm
 from sim.report.summary import LATENCIES, failure_summary, summary
+from sim.report.timeline import timeline
 
 
 VLLM_FIELDS = [
@@ -119,3 +122,27 @@ def test_every_field_is_documented(result):
     missing = [name for name in summary(result) if name not in documented and not per_latency.fullmatch(name)]
     assert missing == []
     assert set(LATENCIES) <= documented
+
+
+def test_ranks_are_not_replicas(toy):
+    """Two ranks of one replica are busy, full and drawn as two replicas are, but are called what they are."""
+    two = toy(requests=60, replicas=2)
+    ranks = dataclasses.replace(two, replicas=1, data_parallel=2)
+    apart, together = summary(two), summary(ranks)
+    assert (apart["replicas"], apart["data_parallel"]) == (2, 1)
+    assert (together["replicas"], together["data_parallel"]) == (1, 2)
+    assert {key: value for key, value in together.items() if apart[key] != value} == {
+        "replicas": 1,
+        "data_parallel": 2,
+    }
+    shown = page(ranks, measure(ranks), None)
+    assert "2 data-parallel ranks" in shown and "By data-parallel rank" in shown and "2 replicas" not in shown
+    four = dataclasses.replace(two, data_parallel=2)
+    assert [four.rank_name(i) for i in range(four.ranks)] == [
+        "replica 0, rank 0",
+        "replica 0, rank 1",
+        "replica 1, rank 0",
+        "replica 1, rank 1",
+    ]
+    names = {event["args"]["name"] for event in timeline(ranks)["traceEvents"] if event["name"] == "process_name"}
+    assert {"rank 0", "rank 1"} <= names

@@ -7,6 +7,12 @@ import pytest
 
 from scripts.bench import BENCHMARKS, median, text
 from scripts.bench_event import chat_turns, real_scheduler
+from scripts.bench_learned import with_grids
+from sim.cost.decode import DecodeTerms
+from sim.cost.lengths import AttentionTerms, LengthTerms, lengths_s
+from sim.cost.number import FLOATS
+from sim.cost.prefill import PrefillTerms
+from tests.event.conftest import make_table
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -54,3 +60,16 @@ def test_the_table():
     lines = text({"event": numbers}).split("\n")
     assert lines[1].split() == ["event", "123,457", "1.50", "5"]
     assert lines[-1] == "event: steps 10"
+
+
+def test_drawn_factors_stand_on_every_node():
+    """Also at the far corner of each grid; what an artifact has learned is kept."""
+    decode, prefill = DecodeTerms(*[1e-6] * 7), PrefillTerms(*[1.0] * 17)
+    plain = make_table()._replace(lengths=LengthTerms((AttentionTerms(1.0, decode, prefill),)))
+    table, factors = with_grids(plain)
+    assert factors == "drawn"
+    for batch in ((0, 0, 0, 0, 0, 2000.0, 2e8, 1e8, 1e17), (1e6, 1e4, 1e9, 1e8, 1e6, 2000.0, 2e8, 1e8, 1e17)):
+        drawn_s, plain_s = (lengths_s(FLOATS, one.lengths, *batch) for one in (table, plain))
+        assert 0.5 * plain_s < drawn_s < 2.0 * plain_s and drawn_s != plain_s
+    again, factors = with_grids(table)
+    assert factors == "learned" and again.lengths == table.lengths

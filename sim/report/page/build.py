@@ -110,9 +110,17 @@ def subtitle(result: SimulationResult) -> str:
     if workload.concurrency is not None:
         load += f", at most {workload.concurrency} at a time"
     facts = [result.engine_label, load, f"{result.engine} engine, seed {result.seed}"]
-    if result.replicas > 1:
-        facts.insert(1, f"{result.replicas} replicas")
+    if result.ranks > 1:
+        facts.insert(1, shape(result))
     return "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+
+
+def shape(result: SimulationResult) -> str:
+    """Replicas and the data-parallel ranks of each, as far as there are several."""
+    replicas, ranks = f"{result.replicas} replicas", f"{result.data_parallel} data-parallel ranks"
+    if result.data_parallel == 1:
+        return replicas
+    return ranks if result.replicas == 1 else f"{replicas} of {ranks}"
 
 
 def verdict_html(found: Verdict | None) -> str:
@@ -266,18 +274,18 @@ def step_note(metrics: Metrics) -> str:
 
 
 def replica_table(result: SimulationResult) -> str:
-    """How evenly the replicas were used; nothing for one replica."""
-    if result.replicas < 2:
+    """How evenly the replicas, or their data-parallel ranks, were used; nothing for one."""
+    if result.ranks < 2:
         return ""
     steps, requests = result.steps, result.requests
     rows = []
-    for r in range(result.replicas):
+    for r in range(result.ranks):
         mine, here = np.asarray(requests.replica) == r, np.asarray(steps.replica) == r
         span_s = result.busy_ns[here].sum() / 1e9
         used = 1 - np.asarray(steps.free_blocks)[here] / max(result.num_gpu_blocks, 1)
         rows.append(
             [
-                f"replica {r}",
+                result.rank_name(r),
                 f"{mine.sum():,}",
                 f"{np.asarray(requests.output_tokens)[mine].sum():,}",
                 f"{here.sum():,}",
@@ -287,7 +295,8 @@ def replica_table(result: SimulationResult) -> str:
             ]
         )
     head = ["", "requests", "output tokens", "steps", "step time (s)", "peak KV use (%)", "preemptions"]
-    return "<h3>By replica</h3>" + table(head, rows, "numbers")
+    what = "replica" if result.data_parallel == 1 else "data-parallel rank"
+    return f"<h3>By {what}</h3>" + table(head, rows, "numbers")
 
 
 def memory_html(result: SimulationResult) -> str:
@@ -298,7 +307,9 @@ def memory_html(result: SimulationResult) -> str:
     rows = [[escape(t.name), f"{t.bytes / GIB:,.2f}", escape(t.note), escape(t.source)] for t in memory.terms]
     rows.append(["Device memory", f"{memory.device_bytes / GIB:,.2f}", "", ""])
     text = memory.verdict or f"{result.num_gpu_blocks:,} blocks of {result.block_size} tokens"
-    text = f"{text[:1].upper()}{text[1:].rstrip('.')}" + (", per replica." if result.replicas > 1 else ".")
+    text = f"{text[:1].upper()}{text[1:].rstrip('.')}" + (
+        "." if result.ranks == 1 else ", per replica." if result.data_parallel == 1 else ", per data-parallel rank."
+    )
     head = ["per GPU", "GiB", "what it is", "source"]
     return f'<p class="note">{escape(text)}</p><div class="chart" id="memory-chart"></div>' + table(head, rows, "terms")
 

@@ -123,7 +123,7 @@ def _time(result: SimulationResult) -> dict[str, Any] | None:
         "marks_total": int(np.sum(steps.preempted)),
         "components": components,
         "hits": _hits(result, t0_ns + np.append(found.t_s, found.t_s[-1] + width_s) * NS_PER_S),
-        "seats": _number(result.settings.get("max_num_seqs"), result.replicas),
+        "seats": _number(result.settings.get("max_num_seqs"), result.ranks),
     }
 
 

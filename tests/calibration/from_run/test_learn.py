@@ -12,6 +12,11 @@ from calibration.from_run.observed import Observed
 from conf.compose import compose
 from predictors.run_fit import RunFit, adjusted, load
 from sim import api
+from sim.deployment.compile import compile_plan
+from sim.deployment.conf import DeploymentConf
+from sim.deployment.settings import load_engine
+from sim.hardware.read import load_device
+from sim.model.read import load_model
 
 
 KEYS = ("model=llama-3.2-1b", "hardware=h100-sxm", "predictor=analytic", "engine.max_num_seqs=16")
@@ -117,3 +122,29 @@ def test_the_file_is_applied_to_its_own_device_only(tmp_path):
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(ValueError, match="values must hold numbers for some of memory"):
         load(tmp_path / "bad.json")
+
+
+def test_rates_of_what_ranks_run_together():
+    """Experts and their exchange are in `plan.shared`: half as fast, they take twice as long; the host's time is not
+    theirs."""
+    model = load_model("qwen3-30b-a3b")
+    plan = compile_plan(
+        model, load_device("rtx-pro-6000"), load_engine("vllm", "0.19.0"), DeploymentConf(data_parallel=2)
+    )
+    changed = adjusted(plan, {"memory": 0.8, "compute": 0.25, "links": 0.5, "host_s": 1e-3})
+    before, after = plan.shared, changed.shared
+    assert after.device.memory_bytes_per_s == pytest.approx(0.8 * before.device.memory_bytes_per_s)
+    np.testing.assert_allclose(after.moe.flops_per_s, 0.25 * before.moe.flops_per_s)
+    used = before.collective.count > 0
+    assert used.any()
+    np.testing.assert_allclose(after.collective.bytes_per_s[used], 0.5 * before.collective.bytes_per_s[used])
+    np.testing.assert_allclose(after.collective.a_s[used], 2.0 * before.collective.a_s[used])
+    assert after.device.host_s == before.device.host_s == 0.0
+    assert changed.arrays.device.host_s == pytest.approx(plan.arrays.device.host_s + 1e-3)
+    assert (
+        adjusted(
+            compile_plan(model, load_device("rtx-pro-6000"), load_engine("vllm", "0.19.0"), DeploymentConf()),
+            {"memory": 0.8},
+        ).shared
+        is None
+    )

@@ -1,10 +1,13 @@
 """Which reader reads a path, and what is said where none does."""
 
 import gzip
+import re
+from pathlib import Path
 
 import pytest
 
 from calibration.tables import quarantined, tables_for
+from calibration.tables.find import PACKAGE
 
 
 def test_names_are_refused_with_the_nearest(tmp_path):
@@ -19,6 +22,29 @@ def test_paths_are_refused(tmp_path):
         tables_for("h100-sxm", "gemm", [tmp_path / "nowhere"])
     with pytest.raises(ValueError, match=r"holds tables of no known format \(aiconfigurator, llmservingsim, frontier"):
         tables_for("h100-sxm", "gemm", [tmp_path])
+
+
+def test_folders_below_with_tables_are_named(tmp_path):
+    rows = "device,dtype,m,n,k,time_us\nh100-sxm,bf16,16,64,64,1.0\n"
+    for name in ("h100/run-1", "h100/run-2", "h100/logs"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("run-1", "run-2"):
+        (tmp_path / "h100" / name / "gemm.csv").write_text(rows)
+    one, two = tmp_path / "h100/run-1", tmp_path / "h100/run-2"
+    wanted = re.escape(f"itself holds no tables, but folders below it do: give sources={one},{two}.")
+    for folder in (tmp_path / "h100", tmp_path):
+        with pytest.raises(ValueError, match=wanted):
+            tables_for("h100-sxm", "gemm", [folder])
+    assert [len(table) for table in tables_for("h100-sxm", "gemm", [one, two])] == [1, 1]
+
+
+def test_a_folder_that_is_called_as_the_package_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / PACKAGE
+    folder.mkdir()
+    (folder / "gemm.csv").write_text("device,dtype,m,n,k,time_us\nh100-sxm,bf16,16,64,64,1.0\n")
+    (found,) = tables_for("h100-sxm", "gemm", [Path(f"./{PACKAGE}")])
+    assert len(found) == 1
 
 
 def test_collective_tables_as_csv(tmp_path):

@@ -1,0 +1,78 @@
+"""Which artifact a simulation takes, and what a report says of it."""
+
+import numpy as np
+import pytest
+
+from predictors import learned, recurrent
+from predictors.family import Fitted
+from predictors.learned import artifact_for, cost_rows, learned_cost, shipped_for
+from predictors.recurrent import ROLES, START, RecurrentKernel
+from predictors.store import load, save
+from sim.cost.analytic import analytic_cost
+from sim.hardware.read import load_device
+
+
+@pytest.fixture(scope="module")
+def h100():
+    return load_device("h100-sxm")
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    four = np.ones((4, 4))
+    arrays = {
+        "constants": {name: np.array(values) for name, values in START.items()},
+        "role": np.arange(4.0),
+        "error": np.array([0.01, 0.02, 0.03, 0.04]),
+        "rows": np.full(4, 100.0),
+        "low": four,
+        "high": 1e4 * four,
+    }
+    return Fitted("recurrent", recurrent.VERSION, arrays, tuple(f"vllm 0.24.0 {role}" for role in ROLES))
+
+
+@pytest.fixture
+def folder(tmp_path, fitted, h100):
+    told = {"tables": [{"source": "a table"}, {"source": "a table"}], "date": "2026-11-30"}
+    told |= {"errors": {"shapes": {"": {"median": 0.0321}}}}
+    save(tmp_path / "h100-sxm", h100.name, [fitted], {"recurrent": told})
+    return tmp_path / "h100-sxm"
+
+
+def test_learned_kernels_take_the_place_of_analytic_ones(folder, h100):
+    cost = learned_cost(load(folder), h100, "vllm")
+    assert isinstance(cost.recurrent, RecurrentKernel)
+    assert cost.recurrent.rel_error.tolist() == pytest.approx([0.02, 0.04])
+    assert type(cost.gemm) is type(analytic_cost().gemm)
+
+
+def test_an_artifact_by_folder(folder, h100):
+    assert artifact_for(h100, str(folder)).name == "h100-sxm"
+    # For a device of the catalogue: its folder, or one of folders by device.
+    assert shipped_for("h100-sxm", str(folder)).name == shipped_for("h100-sxm", str(folder.parent)).name == "h100-sxm"
+    assert artifact_for(h100, "analytic") is None is shipped_for("h100-sxm", "analytic")
+
+
+def test_the_artifact_of_another_device_is_refused(folder):
+    with pytest.raises(ValueError, match="was fitted on NVIDIA H100 SXM.*, got hardware NVIDIA B200"):
+        artifact_for(load_device("b200-sxm"), str(folder))
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path, h100):
+    with pytest.raises(ValueError, match="predictor must be auto, analytic or a folder .*, got .*nowhere"):
+        artifact_for(h100, str(tmp_path / "nowhere"))
+
+
+def test_auto_takes_what_was_shipped_for_the_device(folder, h100, monkeypatch):
+    monkeypatch.setattr(learned, "shipped", lambda: {h100.name: folder})
+    found = artifact_for(h100)
+    assert found is artifact_for(h100) and found.card["device"] == h100.name
+    assert artifact_for(load_device("b200-sxm")) is None
+
+
+def test_a_report_says_what_is_learned_and_what_is_not(folder, h100):
+    rows = cost_rows(load(folder), h100)
+    assert rows[0] == ("recurrent kernels", "learned, 3.2% median error on unseen shapes", "a table, fitted 2026-11-30")
+    assert rows[1][1] == "estimated" and "gemm" in rows[1][0] and "recurrent" not in rows[1][0]
+    (only,) = cost_rows(None, h100)
+    assert only[0] == "step prices" and "analytic model" in only[2]
