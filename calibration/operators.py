@@ -24,7 +24,10 @@ from sim.hardware.spec import DeviceConf
 
 
 SHAPES = "shapes"
+LICENCES = {"aiconfigurator-core": "Apache-2.0", "LLMServingSim": "MIT", "Vidur": "MIT", "Frontier": "MIT"}
+"""Of the public tables, by the first word of their source."""
 NOT_NAMED = "not named"
+"""In place of the kernel's name where a table gives none: "" is all rows together."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ def fit_family(name: str, gathered: Gathered, *, seed: int = 0, quick: bool = Fa
 def judged(name: str, fitted: Fitted | None, gathered: Gathered, split: str = SHAPES) -> dict[str, Errors]:
     """Errors on the rows of a split, all together ("") and by kernel; of the analytic model without `fitted`.
 
-    Rows whose table names no kernel go by `NOT_NAMED`. Empty where the split holds no row, or the analytic model has no kernel of this family.
+    Rows whose table names no kernel go by `NOT_NAMED`. Empty where the split holds no row, or the analytic model has no
+    kernel of this family.
     """
     module = family(name)
     rows = module.splits(gathered.table, gathered.device)[split]
@@ -126,7 +130,7 @@ def splits_of(name: str, gathered: Gathered) -> list[str]:
 
 
 def provenance(gathered: Gathered, fitted_rows: int, seed: int, date: str) -> dict[str, Any]:
-    """What a card tells of the data: each source with engine, version, rows and a hash of its numbers."""
+    """What a card tells of the data: each source with licence, engine, version, rows and a hash of its numbers."""
     table = gathered.table
     tables = []
     for (source, engine, version), rows in table.groups("source", "engine", "engine_version"):
@@ -134,6 +138,7 @@ def provenance(gathered: Gathered, fitted_rows: int, seed: int, date: str) -> di
         tables.append(
             {
                 "source": source,
+                "licence": LICENCES.get(source.split(" ")[0], "not stated"),
                 "engine": engine,
                 "engine_version": version,
                 "rows": len(part),

@@ -38,7 +38,7 @@ def save(folder: Path, device: str, fitted: Sequence[Fitted], provenance: Mappin
 
     **Arguments:**
 
-    - `provenance`: by family, what the card tells of its data: `tables`, `rows`, `seed`, `date`, `licence`, `errors`.
+    - `provenance`: by family, what the card tells of its data: `tables`, `rows`, `seed`, `date`, `errors`.
 
     **Raises:** ValueError for a folder with families of another device.
     """

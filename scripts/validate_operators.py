@@ -13,7 +13,7 @@ KEYS = ("operators", "device", "family", "sources", "splits", "predictor", "seed
 
 
 def run(arguments: Arguments) -> Answer:
-    """`errors[family][split][device]`, of the shipped artifacts or of a folder `predictor=DIR`.
+    """`errors[family][split][device]`, of the shipped artifacts, a folder `predictor=DIR`, or `predictor=analytic`.
 
     Split "shapes" is measured on the artifact as it is. With `splits=all` the others are measured too, each by a fit
     without its rows; otherwise they come from the artifact's card, as they were when it was made.
@@ -33,23 +33,25 @@ def run(arguments: Arguments) -> Answer:
     nested: dict[str, dict[str, dict[str, dict]]] = {}
     by_device: dict[str, dict[str, dict[str, dict]]] = {}
     said = not arguments.switch("--json")
+    predictor = keys.text("predictor", "auto")
     for device in devices:
-        artifact = shipped_for(device, keys.text("predictor", "auto"))
-        if artifact is None:
-            continue
+        artifact = None if predictor == "analytic" else shipped_for(device, predictor)
         for name in names:
-            if name not in artifact.families:
+            fitted = None if artifact is None else artifact.families.get(name)
+            if fitted is None and predictor != "analytic":
                 continue
-            found = dict(artifact.card["families"][name]["errors"])
+            found = {} if artifact is None else dict(artifact.card["families"][name]["errors"])
             gathered = None if every == "card" else gather(device, name, sources)
             if gathered is not None:
                 if said:
                     print(f"{device}: {name} ...", file=sys.stderr, flush=True)
-                found["shapes"] = _plain(judged(name, artifact.families[name], gathered))
+                found["shapes"] = _plain(judged(name, fitted, gathered))
                 for split in splits_of(name, gathered)[1:] if every == "all" else ():
-                    other = fit_family(name, gathered, seed=seed, quick=quick, without=split)
+                    other = fitted and fit_family(name, gathered, seed=seed, quick=quick, without=split)
                     found[split] = _plain(judged(name, other, gathered, split))
-            by_device.setdefault(device, {})[name] = found
+            found = {split: by_kernel for split, by_kernel in found.items() if by_kernel}
+            if found:
+                by_device.setdefault(device, {})[name] = found
             for split, by_kernel in found.items():
                 nested.setdefault(name, {}).setdefault(split, {})[device] = _judged(by_kernel)
     if not nested:

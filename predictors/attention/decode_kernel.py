@@ -167,7 +167,8 @@ def _exact_at_window(factors: Any, window: Any) -> Any:
     """
     rows, keys, stretches = (axis.count for axis in DECODE_AXES)
     table = factors.reshape(*factors.shape[:-1], rows, keys, stretches)
-    place = DECODE_AXES[1].place(jnp, window)[..., None, None]
+    where: Any = DECODE_AXES[1].place(jnp, window)
+    place = where[..., None, None]
     cell = jnp.minimum(jnp.floor(place), keys - 2.0)
     before = jnp.roll(table, 1, axis=-2)
     moved = before + (table - before) / jnp.maximum(place - cell, LEAST_SHARE)

@@ -29,7 +29,7 @@ BOUNDS = {
     "block": (1e-14, 1e-7),
     "near": (0.1, 50.0),
     "far": (0.8, 50.0),
-    "share": (0.2, 2.0),
+    "share": (0.4, 1.5),
 }
 """`far`: no kernel beats the memory's achieved rate by more than that rate may be off."""
 

@@ -25,7 +25,7 @@ TRUTH = {
     "vllm 0.19.0 rotary": {"t0": 3e-6, "row": 5e-11, "block": 2e-9, "near": 2.6, "far": 1.9, "share": 0.7},
 }
 # As many tokens and slots wherever a kernel is priced, so that it is compiled once.
-TOKENS, WIDTHS = (1.0, 8.0, 64.0, 512.0, 2048.0, 8192.0), (8192.0, 16384.0, 32768.0, 65536.0)
+TOKENS, WIDTHS = (1.0, 8.0, 32.0, 64.0, 128.0, 512.0, 2048.0, 8192.0), (8192.0, 16384.0, 32768.0, 65536.0)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def known(**more) -> Fitted:
         "low_width": np.array([8192.0, 8192.0]),
         "high_width": np.array([65536.0, 65536.0]),
         "low_bytes": np.array([8192.0, 8192.0]),
-        "high_bytes": np.array([5e8, 5e8]),
+        "high_bytes": np.array([6e8, 6e8]),
     }
     return Fitted("elementwise", elementwise.VERSION, arrays | more, tuple(TRUTH), {})
 
@@ -99,6 +99,15 @@ def test_fit_recovers_the_form(fitted, table, h100):
     found = elementwise.predict(fitted, table, h100)
     assert np.abs(found.seconds / table.seconds - 1.0).max() < 0.05
     assert not found.outside.any() and (found.rel_error >= 0.02).all()
+
+
+def test_beyond_the_cache_unseen_kernels_move_once(table, h100):
+    few = table.where(table["tokens"] <= 128.0)  # 8 MB at most, of a cache of 50 MB
+    fitted = elementwise.fit(few, h100, 0, False)
+    large = rows(["norm", "rotary"], [25000.0] * 2, [65536.0] * 2, [1.0] * 2)
+    found = elementwise.predict(fitted, large, h100)
+    once_s = 25000.0 * 65536.0 / rates_of(h100).memory_bytes_per_s
+    assert found.seconds == pytest.approx(once_s, rel=0.25) and found.outside.all()
 
 
 def test_what_is_fitted(table):
@@ -196,7 +205,7 @@ def test_the_engines_own_kernel_comes_first():
 
 
 def test_prices_rise_with_tokens_and_tell_where_they_end(prices, h100):
-    kernel, tokens = elementwise.kernel(known(), h100, "vllm"), np.array([0.0, 1.0, 20.0, 500.0, 8e3, 1e6])
+    kernel, tokens = elementwise.kernel(known(), h100, "vllm"), np.array([0.0, 1.0, 20.0, 200.0, 1e3, 8e3, 1e5, 1e6])
     with jax.enable_x64(True):
         found = prices[0](
             kernel, one_each(("norm", "rotary", "norm", "add"), (16384.0, 16384.0, 100.0, 8e3)), 1.0, tokens

@@ -111,22 +111,22 @@ def slots(h100):
 @pytest.fixture(scope="module")
 def priced(fitted, slots, h100):
     """Seconds `[kind, batch]` of one layer by the closed form and its grid; and the slopes of the sum over batches."""
-    kernel = decode.kernel(fitted, h100, "vllm")
-    device = lower(load_model("llama-3.1-8b"), h100).device
+    plan = decode.kernel(fitted, h100, "vllm"), slots, lower(load_model("llama-3.1-8b"), h100).device
 
-    def layer_s(terms, decodes, decode_sum, longest, squares):
+    def layer_s(terms, slots, decodes, decode_sum, longest, squares):
         rows = jnp.maximum(decodes, 1.0)
         mean = decode_sum / rows
         variance = jnp.maximum(squares / rows - mean * mean, 0.0)
         window, chunked = slots.window[:, None], slots.chunked[:, None]
         return decode_s(jnp, terms, decodes, *windowed_rows(jnp, mean, variance, longest, window, chunked))
 
-    def total(factors, lengths):
+    def total(factors, lengths, plan):
+        kernel, slots, device = plan
         fast = dataclasses.replace(device, memory_bytes_per_s=device.memory_bytes_per_s * factors[0])
         some = dataclasses.replace(slots, flops_per_s=slots.flops_per_s * factors[1])
         terms = kernel.terms(jnp, some, fast)
         wide = jax.tree.map(lambda leaf: leaf[:, None], terms._replace(grid=None))
-        found = layer_s(wide._replace(grid=terms.grid._replace(start=terms.grid.start[:, None])), *lengths)
+        found = layer_s(wide._replace(grid=terms.grid._replace(start=terms.grid.start[:, None])), slots, *lengths)
         return jnp.sum(found[0]), found
 
     compiled = jax.jit(jax.value_and_grad(total, has_aux=True))
@@ -134,7 +134,7 @@ def priced(fitted, slots, h100):
     def call(table, factors=(1.0, 1.0)):
         lengths = [np.resize(table[name], BATCHES) for name in LENGTHS]
         with jax.enable_x64(True):
-            (total_s, found), slope = jax.tree.map(np.asarray, compiled(jnp.asarray(factors), lengths))
+            (total_s, found), slope = jax.tree.map(np.asarray, compiled(jnp.asarray(factors), lengths, plan))
         return found[:, : len(table)], total_s, slope
 
     return call

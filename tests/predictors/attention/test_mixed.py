@@ -172,10 +172,10 @@ def slots(h100):
 @pytest.fixture(scope="module")
 def priced(fitted, slots, h100):
     """Seconds `[kind, batch]` of one layer by closed form and grid; and the slopes of the first kind's sum."""
-    kernel = mixed.kernel(fitted, h100, "vllm")
-    device = lower(load_model("llama-3.1-8b"), h100).device
+    plan = mixed.kernel(fitted, h100, "vllm"), slots, lower(load_model("llama-3.1-8b"), h100).device
 
-    def total(factors, lengths):
+    def total(factors, lengths, plan):
+        kernel, slots, device = plan
         fast = dataclasses.replace(device, memory_bytes_per_s=device.memory_bytes_per_s * factors[0])
         terms = kernel.terms(jnp, dataclasses.replace(slots, flops_per_s=slots.flops_per_s * factors[1]), fast)
         wide = jax.tree.map(lambda leaf: leaf[:, None], terms._replace(grid=None))
@@ -188,7 +188,7 @@ def priced(fitted, slots, h100):
     def call(lengths, factors=(1.0, 1.0)):
         lengths = [np.resize(leaf, BATCHES) for leaf in lengths]
         with jax.enable_x64(True):
-            (total_s, found), slope = jax.tree.map(np.asarray, compiled(jnp.asarray(factors), lengths))
+            (total_s, found), slope = jax.tree.map(np.asarray, compiled(jnp.asarray(factors), lengths, plan))
         return found, total_s, slope
 
     return call

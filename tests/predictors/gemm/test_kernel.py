@@ -25,7 +25,7 @@ def priced(fitted, plan, h100):
     """Prices `[gemm]` over rows, and the slope of their sum, both for factors on the memory's rate and the FLOP/s."""
     kernel = gemm.kernel(fitted, h100, "vllm")
 
-    def total(factors, rows, form):
+    def total(factors, rows, form, kernel, plan):
         device, slots = (jax.tree.map(jnp.asarray, part) for part in (plan.device, plan.gemm))
         device = dataclasses.replace(device, memory_bytes_per_s=device.memory_bytes_per_s * factors[0])
         slots = dataclasses.replace(slots, flops_per_s=slots.flops_per_s * factors[1], format=form + 0.0 * slots.n)
@@ -37,7 +37,7 @@ def priced(fitted, plan, h100):
     def call(rows, factors=(1.0, 1.0), form="bf16"):
         code = float(FORMATS.index(form))
         with jax.enable_x64(True):
-            found = compiled(*(jnp.asarray(value) for value in (factors, float(rows), code)))
+            found = compiled(*(jnp.asarray(value) for value in (factors, float(rows), code)), kernel, plan)
             (total_s, priced), slope = jax.tree.map(np.asarray, found)
         return priced, total_s, slope
 
