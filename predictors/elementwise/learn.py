@@ -29,8 +29,11 @@ ANY = "any"
 """Engine of rows that name none."""
 OLD_SOURCES = ("Vidur", "LLMServingSim profiler/v0")
 """Profiles of research engines and of plain PyTorch modules: norms of 6 and 20 us where engines now take 2 us."""
-EAGER = "torch eager"
-"""Label `kernel` of `scripts/profile.py`: several kernels in a row, which engines fuse."""
+EAGER = ("torch eager", "sglang")
+"""Labels `kernel` of several kernels in a row, which engines fuse.
+
+Of `scripts/profile.py`; and of SGLang's quantising tables, whose 8 us and ten passes over the memory tell as much.
+"""
 OPS: Mapping[str, tuple[str, ...]] = {
     "norm": ("norm", "final_norm"),
     "rotary": ("rotary",),
@@ -70,7 +73,7 @@ def used(table: OperatorTable) -> Bool[np.ndarray, " row"]:
     timing, source, model = table["timing"], table["source"], table["model"]
     frontier = source == "Frontier"
     copied = frontier & ~np.isin(model, list(set(model[frontier & (timing == "launch")].tolist())))
-    old = np.isin(source, OLD_SOURCES) | copied | (table["kernel"] == EAGER)
+    old = np.isin(source, OLD_SOURCES) | copied | np.isin(table["kernel"], EAGER)
     wanted = {op for ops in (*OPS.values(), *LIKE.values()) for op in ops}
     rows = np.asarray((timing == "kernel") & ~old & np.isin(table["op"], list(wanted)), bool)
     names = np.array(variants(table), object)

@@ -23,12 +23,12 @@ from jaxtyping import Array, Float
 
 
 TILES = ((64, 64), (64, 128), (128, 128), (128, 256), (256, 128))
-SPLITS = (1, 2, 4, 8)
+SPLITS = (1, 2, 4, 8, 16, 32)
 TILE_OUTPUTS = 16384.0
 OUTPUT_BYTES, PARTIAL_BYTES = 2.0, 4.0
 ALIGNED = 16.0
 LARGE_ROWS = 256.0
-SMOOTH = 33
+SMOOTH = 35
 TENTS = ((0, 14), (5, 17), (5, 16))
 """Powers of two of m, n, k with a tent each."""
 STEPS = (1, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024, 2048, 4096, 8192)

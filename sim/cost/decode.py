@@ -163,6 +163,11 @@ def windowed_rows(
     root = xp.sqrt(gap * gap + spread + TINY_TOKENS)
     distance = xp.maximum(gap, -gap)
     inside = xp.minimum(mean, window) - spread / (2.0 * (distance + root))
+    # Lengths are not below 0. Below half the mean square over the mean, a window holds fewest keys where some lengths
+    # are 0 and all others alike (Scarf's bound).
+    square = mean * mean
+    least = window * square / (square + variance + TINY_TOKENS)
+    inside = xp.where(2.0 * mean * window < square + variance, xp.maximum(inside, least), inside)
     share_past = 0.5 + 0.5 * gap / root
     in_chunks = chunked * share_past * window
     variance = variance * (1.0 - share_past) + in_chunks * window / 12.0

@@ -188,6 +188,15 @@ def test_window_is_exact_for_equal_lengths(batch, length):
     )
 
 
+@pytest.mark.parametrize("mean,deviation", [(4000.0, 2000.0), (4000.0, 8000.0), (30_000.0, 30_000.0)])
+def test_rows_far_beyond_the_window_read_no_less_than_the_widest_lengths_would(mean, deviation):
+    # With a share p = mean^2/(mean^2 + variance) of rows of one length and all others 0, p of them read the window.
+    inside, variance, _ = windowed_rows(FLOATS, mean, deviation**2, 10.0 * mean, 128.0, 0.0)
+    share = mean**2 / (mean**2 + deviation**2)
+    assert 0.999 * share * 128.0 <= inside <= 128.0
+    assert variance >= 0.0
+
+
 def test_window_of_normal_lengths():
     # lengths N(1000, 300) cut at their mean lose s/sqrt(2 pi) = 119.68 tokens on average
     inside, _, longest = windowed_rows(FLOATS, 1000.0, 300.0**2, 2000.0, 1000.0, 0.0)

@@ -117,6 +117,7 @@ def test_what_is_fitted(table):
         {"source": "Vidur", "engine": ""},
         {"source": "Frontier", "engine": ""},
         {"kernel": "torch eager"},
+        {"kernel": "sglang", "engine": "sglang"},
     )
     for labels in others:
         again = rows(table["op"], table["tokens"], table["bytes_per_token"], table.seconds, **labels)
