@@ -20,7 +20,7 @@ from sim.cost.attention import attention_terms
 from sim.cost.lengths import LengthTerms, lengths_s
 from sim.cost.stats import LENGTHS
 from sim.deployment.lower import attention_family, attention_flops_per_s, lower
-from sim.deployment.plan import UNLIMITED, AttentionSlots, DeviceArrays, GemmSlots, MoeSlots
+from sim.deployment.plan import UNLIMITED, AttentionSlots, DeviceArrays, ElementwiseSlots, GemmSlots, MoeSlots
 from sim.hardware.spec import DeviceConf
 from sim.model.read import load_model
 
@@ -67,6 +67,13 @@ def _moe(table: OperatorTable, device: DeviceConf, rates: DeviceArrays) -> Any:
     return kernel.price(kernel.terms(slots, rates), jnp.asarray(table["tokens"])[None]).seconds[0]
 
 
+def _elementwise(table: OperatorTable, device: DeviceConf, rates: DeviceArrays) -> Any:
+    one, width = np.ones((len(table), 1)), table["bytes_per_token"][:, None]
+    columns: dict[str, Any] = {"count": one, "bytes_per_token": width, "kind": 0.0 * one}
+    slots, kernel = ElementwiseSlots(**columns), analytic_cost().elementwise
+    return kernel.price(kernel.terms(slots, rates), jnp.asarray(table["tokens"])[None]).seconds[0]
+
+
 def _attention(table: OperatorTable, device: DeviceConf, rates: DeviceArrays) -> Any:
     family, one = attention_family(device), np.ones(len(table))
     dims = table["qk_dim"] + table["v_dim"]
@@ -102,4 +109,5 @@ PRICED: dict[str, Callable[[OperatorTable, DeviceConf, DeviceArrays], Any]] = {
     "decode": _attention,
     "mixed": _attention,
     "moe": _moe,
+    "elementwise": _elementwise,
 }

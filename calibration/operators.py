@@ -81,14 +81,17 @@ class Gathered:
 
 
 def gather(device: str, name: str, sources: Iterable[str | Path] = ()) -> Gathered | None:
-    """The checked rows that family `name` is fitted to; None where the sources have none of this device."""
+    """The checked rows that family `name` is fitted to; None where the sources have none of this device it uses."""
     tables = [table for table in tables_for(device, TABLES.get(name, name), sources) if len(table)]
     if not tables:
         return None
     kept, quarantine = quarantined(tables)
     if not kept:
         return None
-    return Gathered(load_device(device), concatenated(kept), str(quarantine))
+    table, used = concatenated(kept), getattr(family(name), "used", None)
+    if used is not None and not used(table).any():
+        return None
+    return Gathered(load_device(device), table, str(quarantine))
 
 
 def fit_family(name: str, gathered: Gathered, *, seed: int = 0, quick: bool = False, without: str = SHAPES) -> Fitted:

@@ -13,6 +13,7 @@ MODULES = {
     "mixed": "predictors.attention.mixed",
     "moe": "predictors.moe",
     "recurrent": "predictors.recurrent",
+    "elementwise": "predictors.elementwise",
 }
 """Module of each family, by its name."""
 

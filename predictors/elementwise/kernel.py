@@ -19,7 +19,7 @@ from sim.cost.elementwise import MoveTerms
 from sim.cost.kernel import TokenKernel
 from sim.cost.priced import Priced
 from sim.cost.slots import slots_first
-from sim.deployment.plan import DeviceArrays
+from sim.deployment.plan import ELEMENTWISE_KINDS, DeviceArrays, ElementwiseSlots
 from sim.hardware.spec import DeviceConf
 
 
@@ -39,7 +39,7 @@ class MovingTerms(NamedTuple):
 
 
 class ElementwiseKernel(TokenKernel):
-    """Constants of `predictors.elementwise.form` for each kind in `OPS`; `floor_s` is t0,
+    """Constants of `predictors.elementwise.form` for each of `ELEMENTWISE_KINDS`; `floor_s` is t0,
     `row_s` row, `block_s` block.
 
     `certain`: 1 where the kind was measured as the engine runs it; `limits`: `LIMITS` of what was measured.
@@ -55,8 +55,8 @@ class ElementwiseKernel(TokenKernel):
     certain: Float[Array, " kind"]
     limits: Float[Array, "limit kind"]
 
-    def terms(self, slots: Any, device: DeviceArrays) -> MovingTerms:
-        """Constants of all slots; the slots' last axis first. `kind` of the slots: index in `OPS`."""
+    def terms(self, slots: ElementwiseSlots, device: DeviceArrays) -> MovingTerms:
+        """Constants of all slots; the slots' last axis first."""
         slots = slots_first(slots)
         dtype, code = jnp.asarray(slots.bytes_per_token).dtype, jnp.asarray(slots.kind).astype(int)
 
@@ -85,7 +85,7 @@ class ElementwiseKernel(TokenKernel):
 
 def kernel(fitted: Fitted, device: DeviceConf, engine: str) -> ElementwiseKernel:
     """What `engine` runs of each kind; see the top."""
-    kinds = [of_kind(fitted, kind, engine) for kind in OPS]
+    kinds = [of_kind(fitted, kind, engine) for kind in ELEMENTWISE_KINDS]
     renamed = {"t0": "floor_s", "row": "row_s", "block": "block_s", "share": "cache_share"}
     leaves: dict[str, Any] = {
         renamed.get(name, name): np.array([kind[name] for kind in kinds]) for name in kinds[0] if name not in LIMITS

@@ -45,10 +45,7 @@ OPS: Mapping[str, tuple[str, ...]] = {
     "gate": ("gate",),
     "quantise": ("quantise_scale_matrix",),
 }
-"""Kinds of kernels in the order of their codes, and the operators of tables that measure each, best first.
-
-`gate`: gate and norm after a state layer's scan; `add`: outputs of routed and shared experts added.
-"""
+"""Operators of tables that measure each kind of kernel of a plan, best first."""
 LIKE: Mapping[str, tuple[str, ...]] = {
     "norm": ("norm_only", "add"),
     "cache_write": ("rotary",),

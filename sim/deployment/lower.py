@@ -4,7 +4,8 @@ All arrays are numpy, float64, without a `config` axis. What one rank runs in on
 
 - products: every matrix of every layer, grouped by shape and format; the LM head on emitting rows.
 - elementwise kernels per layer: norms with their residual, rotary embedding, head norms, cache write, activation,
-  quantisation of product inputs; one embedding lookup. Grouped by bytes per token; more groups than slots are merged.
+  quantisation of product inputs; one embedding lookup. Grouped by bytes per token and kind; more groups than slots are
+  merged.
 - collectives under tensor parallelism: one all-reduce after each mixer and feed-forward part and after the embedding,
   one gather of the logits.
 
@@ -23,6 +24,7 @@ from sim.deployment.exchange import ACTIVATION_BYTES, inner_slots, library, shar
 from sim.deployment.formats import format_code, format_of
 from sim.deployment.plan import (
     ATTENTION_SLOTS,
+    ELEMENTWISE_KINDS,
     ELEMENTWISE_SLOTS,
     GEMM_SLOTS,
     MOE_SLOTS,
@@ -57,6 +59,8 @@ def attention_flops_per_s(device: DeviceConf) -> float:
     return float(kernel_facts()["attention_rate"]["share"]) * form.flops_per_s
 
 
+Moved = tuple[str, float]
+"""What an elementwise kernel does, see `ELEMENTWISE_KINDS`, and the bytes it moves per token."""
 Slots = tuple[GemmSlots, AttentionSlots, RecurrentSlots, MoeSlots, ElementwiseSlots, CollectiveSlots]
 
 
@@ -320,60 +324,68 @@ def _mixer_kernels(
     kv_bytes: float,
     first: bool,
     last: bool,
-) -> Counter[float]:
-    """Elementwise kernels per step outside feed-forward parts, by the bytes each moves per token."""
+) -> Counter[Moved]:
+    """Elementwise kernels per step outside feed-forward parts, by what they do and the bytes each moves per token."""
     hidden = model.hidden * ACTIVATION_BYTES
-    kernels: Counter[float] = Counter()
+    kernels: Counter[Moved] = Counter()
     if first:
-        kernels[2.0 * hidden] += 1  # embedding lookup
+        kernels["embedding", 2.0 * hidden] += 1
     if last and model.final_norm:
-        kernels[4.0 * hidden] += 1
+        kernels["norm", 4.0 * hidden] += 1
     for layer, count in layers.items():
-        kernels[4.0 * hidden] += count * layer.norms  # hidden state and residual, read and written
+        kernels["norm", 4.0 * hidden] += count * layer.norms  # hidden state and residual, read and written
         for shape in layer.mixer.shapes(tensor_parallel, kv_bytes)[:1]:
             queries = shape.q_heads * shape.qk_dim if not isinstance(layer.mixer, MLA) else 0.0
             keys = shape.kv_heads * shape.qk_dim
-            kernels[2.0 * (queries + keys) * ACTIVATION_BYTES] += count  # rotary embedding
-            kernels[2.0 * shape.kv_bytes_per_token] += count  # cache write
+            kernels["rotary", 2.0 * (queries + keys) * ACTIVATION_BYTES] += count
+            kernels["cache_write", 2.0 * shape.kv_bytes_per_token] += count
             if isinstance(layer.mixer, Attention) and layer.mixer.qk_norm != "none":
-                kernels[2.0 * (queries + keys) * ACTIVATION_BYTES] += count
+                kernels["qk_norm", 2.0 * (queries + keys) * ACTIVATION_BYTES] += count
         if isinstance(layer.mixer, Recurrent):
             channels = layer.mixer.conv_channels(tensor_parallel)
-            kernels[3.0 * channels * ACTIVATION_BYTES] += count  # gate and norm after the scan
+            kernels["gate", 3.0 * channels * ACTIVATION_BYTES] += count  # gate and norm after the scan
         _add_quantisations(kernels, layer.mixers(model.hidden, tensor_parallel), count, device)
         if isinstance(layer.ffn, MoE):
-            kernels[3.0 * hidden] += count  # routed and shared outputs added
+            kernels["add", 3.0 * hidden] += count  # routed and shared outputs added
     return kernels
 
 
-def _dense_kernels(model: ModelSpec, layers: Mapping[Layer, int], device: DeviceConf, ranks: int) -> Counter[float]:
+def _dense_kernels(model: ModelSpec, layers: Mapping[Layer, int], device: DeviceConf, ranks: int) -> Counter[Moved]:
     """Those of dense feed-forward parts and shared experts."""
-    kernels: Counter[float] = Counter()
+    kernels: Counter[Moved] = Counter()
     for layer, count in layers.items():
         matrices = layer.ffn.linears(model.hidden, ranks)
         for matrix in matrices:
             if matrix.name in ("down", "shared_down"):  # activation: gate and up in, one out
                 gated = layer.ffn.gated
-                kernels[(3.0 if gated else 2.0) * matrix.k * ACTIVATION_BYTES] += count
+                kernels["activation", (3.0 if gated else 2.0) * matrix.k * ACTIVATION_BYTES] += count
         _add_quantisations(kernels, matrices, count, device)
     return kernels
 
 
-def _add_quantisations(kernels: Counter[float], matrices: tuple[Linear, ...], count: int, device: DeviceConf) -> None:
+def _add_quantisations(kernels: Counter[Moved], matrices: tuple[Linear, ...], count: int, device: DeviceConf) -> None:
     """Count the kernels that quantise the inputs of `matrices`."""
     for matrix in matrices:
         form = format_of(matrix.dtype, device)
         if form.quantises_input:
-            kernels[(ACTIVATION_BYTES + form.input_bytes) * matrix.k] += count
+            kernels["quantise", (ACTIVATION_BYTES + form.input_bytes) * matrix.k] += count
 
 
-def _elementwise_slots(kernels: Mapping[float, float]) -> ElementwiseSlots:
-    """Groups by bytes per token; the two closest are merged (weighted mean) until they fit the slots."""
-    groups = sorted((size, float(count)) for size, count in kernels.items())
+def _elementwise_slots(kernels: Mapping[Moved, float]) -> ElementwiseSlots:
+    """Groups by kind and bytes per token; the closest of one kind are merged (weighted mean) until they fit the slots.
+
+    Where there are as many kinds as slots, the closest of all: the group keeps the kind of more kernels.
+    """
+    groups = sorted((size, kind, float(count)) for (kind, size), count in kernels.items())
     while len(groups) > ELEMENTWISE_SLOTS:
-        ratios = [groups[i + 1][0] / max(groups[i][0], 1.0) for i in range(len(groups) - 1)]
-        at = ratios.index(min(ratios))
-        (a, count_a), (b, count_b) = groups[at : at + 2]
-        groups[at : at + 2] = [((a * count_a + b * count_b) / (count_a + count_b), count_a + count_b)]
-    rows = [{"count": count, "bytes_per_token": size} for size, count in groups]
-    return filled(ElementwiseSlots, rows, ELEMENTWISE_SLOTS, {"bytes_per_token": 0.0}, "elementwise kernels")
+        pairs = [(i, j) for j in range(len(groups)) for i in range(j)]
+        own = [(i, j) for i, j in pairs if groups[i][1] == groups[j][1]] or pairs
+        i, j = min(own, key=lambda pair: groups[pair[1]][0] / max(groups[pair[0]][0], 1.0))
+        (a, kind, count_a), (b, other, count_b) = groups[i], groups.pop(j)
+        size = (a * count_a + b * count_b) / (count_a + count_b)
+        groups[i] = (size, kind if count_a >= count_b else other, count_a + count_b)
+        groups.sort()
+    names = ("bytes_per_token", "kind", "count")
+    rows = [dict(zip(names, (size, ELEMENTWISE_KINDS.index(kind), count), strict=True)) for size, kind, count in groups]
+    neutral = {"bytes_per_token": 0.0, "kind": 0.0}
+    return filled(ElementwiseSlots, rows, ELEMENTWISE_SLOTS, neutral, "elementwise kernels")

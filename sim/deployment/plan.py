@@ -25,6 +25,21 @@ ATTENTION_SLOTS = 4
 RECURRENT_SLOTS = 2
 MOE_SLOTS = 2
 ELEMENTWISE_SLOTS = 8
+ELEMENTWISE_KINDS = (
+    "norm",
+    "rotary",
+    "activation",
+    "cache_write",
+    "embedding",
+    "qk_norm",
+    "add",
+    "gate",
+    "quantise",
+)
+"""What elementwise kernels do, in the order of their codes.
+
+`norm` adds the residual; `gate`: gate and norm after a state layer's scan; `add`: outputs of routed and shared experts.
+"""
 COLLECTIVE_SLOTS = 4
 PROTOCOLS = 3
 UNLIMITED = 1e12
@@ -114,10 +129,14 @@ class MoeSlots(eqx.Module):
 
 
 class ElementwiseSlots(eqx.Module):
-    """Kernels that only move activations: `count` kernels per step that each move `bytes_per_token` per token."""
+    """Kernels that only move activations: `count` kernels per step that each move `bytes_per_token` per token.
+
+    `kind`: index in `ELEMENTWISE_KINDS`.
+    """
 
     count: Float[Array, "*config elementwise"]
     bytes_per_token: Float[Array, "*config elementwise"]
+    kind: Float[Array, "*config elementwise"]
 
 
 class CollectiveSlots(eqx.Module):

@@ -16,7 +16,7 @@ FIXED, SAMPLER = ElementwiseConstants(**VALUES), SamplerConstants(**VALUES)
 
 
 def slots(size):
-    return ElementwiseSlots(count=np.array([3.0]), bytes_per_token=np.array([float(size)]))
+    return ElementwiseSlots(count=np.array([3.0]), bytes_per_token=np.array([float(size)]), kind=np.array([0.0]))
 
 
 def test_by_hand(plan):

@@ -9,7 +9,7 @@ import pytest
 from sim.deployment.exchange import library
 from sim.deployment.formats import FORMATS, format_code, format_of
 from sim.deployment.lower import attention_family, attention_flops_per_s, lower
-from sim.deployment.plan import ELEMENTWISE_SLOTS, GEMM_SLOTS, UNLIMITED, trimmed
+from sim.deployment.plan import ELEMENTWISE_KINDS, ELEMENTWISE_SLOTS, GEMM_SLOTS, UNLIMITED, trimmed
 from sim.hardware.read import load_device
 from sim.hardware.spec import DeviceConf
 from sim.model.read import catalogue, load_model
@@ -71,6 +71,13 @@ def test_elementwise_kernels(llama, h100):
         2 * 2 * 8 * 128 * 2: 32,  # keys and values into the cache
         3 * 14336 * 2: 32,  # activation: gate and up read, one written
     }
+
+
+def test_what_elementwise_kernels_do(h100):
+    slots = lower(load_model("qwen3-30b-a3b"), h100).elementwise
+    kinds = [ELEMENTWISE_KINDS[int(kind)] for kind, count in zip(slots.kind, slots.count, strict=True) if count]
+    # rotary embedding and norm of the heads move the same bytes, and stay apart
+    assert sorted(kinds) == sorted(["embedding", "norm", "rotary", "cache_write", "qk_norm", "add"])
 
 
 def test_launches_by_hand(llama, h100):

@@ -1,9 +1,9 @@
 """Learned elementwise kernels: the form by hand, what a fit finds, what a plan pays for it."""
 
 import dataclasses
-from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,11 +11,13 @@ from predictors import elementwise
 from predictors.elementwise.form import Rates, rates_of, row_seconds
 from predictors.elementwise.kernel import chosen
 from predictors.elementwise.learn import OPS
-from predictors.families import MODULES
 from predictors.family import Fitted
-from predictors.store import load, save
+from predictors.learned import learned_cost
+from predictors.store import Artifact, load, save
 from predictors.table import FAMILIES, LABELS, OperatorTable
+from sim.cost.analytic import analytic_cost
 from sim.deployment.lower import lower
+from sim.deployment.plan import ELEMENTWISE_KINDS, ElementwiseSlots, trimmed
 from sim.hardware.read import load_device
 from sim.model.read import load_model
 
@@ -156,18 +158,10 @@ def prices(h100):
     return jax.jit(jax.vmap(price, (None, None, None, 0))), jax.jit(slope)
 
 
-class Slots(NamedTuple):
-    """Kernels of a plan, as `ElementwiseSlots` has them, with their kind."""
-
-    count: Any
-    bytes_per_token: Any
-    kind: Any
-
-
 def one_each(kinds, widths):
     """One kernel of each width, of the kinds named."""
-    codes = np.array([float(tuple(OPS).index(kind)) for kind in kinds])
-    return Slots(count=np.ones(len(widths)), bytes_per_token=np.array(widths), kind=codes)
+    codes = np.array([float(ELEMENTWISE_KINDS.index(kind)) for kind in kinds])
+    return ElementwiseSlots(count=np.ones(len(widths)), bytes_per_token=np.array(widths), kind=codes)
 
 
 def test_the_kernel_is_the_prediction(prices, table, h100):
@@ -229,10 +223,27 @@ def test_faster_rates_help_and_the_gradient_says_so(prices, h100):
             assert slope < 0.0 and slope == pytest.approx(change / 2e-5, rel=1e-3)
 
 
-def test_round_trip(fitted, table, h100, tmp_path, monkeypatch):
-    monkeypatch.setitem(MODULES, "elementwise", "predictors.elementwise")
+def test_round_trip(fitted, table, h100, tmp_path):
     save(tmp_path, h100.name, [fitted], {"elementwise": {"tables": [], "errors": {}, "date": "2026-01-01"}})
     again = load(tmp_path).families["elementwise"]
     assert again.kernels == fitted.kernels
     before, after = (elementwise.predict(one, table, h100).seconds for one in (fitted, again))
     assert after == pytest.approx(before, rel=1e-6)
+
+
+def test_it_prices_a_plan(h100):
+    cost = learned_cost(Artifact("x", {}, {"elementwise": known()}), h100, "vllm")
+    plan = trimmed(lower(load_model("llama-3.1-8b"), h100))
+
+    def price(kernel):
+        return kernel.price(kernel.terms(plan.elementwise, plan.device), jnp.asarray(1.0))
+
+    with jax.enable_x64(True):
+        found, guess = price(cost.elementwise), price(analytic_cost().elementwise)
+    # One token: 65 norms of 32 kB at 10 ps a byte, 32 rotary embeddings of 20480 and cache writes of 8192 bytes at
+    # 50 ps; activations and the embedding as the analytic model has them.
+    want = 65 * (2e-6 + 32768e-11) + 32 * (3e-6 + 20480 * 5e-11) + 32 * (3e-6 + 8192 * 5e-11) + 33 * 2.4e-6
+    assert np.sum(np.asarray(found.seconds)) == pytest.approx(want, rel=0.01)
+    assert np.sum(np.asarray(guess.seconds)) == pytest.approx(162 * 2.4e-6, rel=0.01)
+    assert np.sum(np.asarray(found.outside_s)) == pytest.approx(32 * (3e-6 + 8192 * 5e-11) + 33 * 2.4e-6, rel=0.02)
+    assert set(OPS) == set(ELEMENTWISE_KINDS)
