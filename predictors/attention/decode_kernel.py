@@ -17,15 +17,13 @@ from predictors.attention.decode_features import features, within
 from predictors.attention.decode_form import Rates, chosen, seconds, work
 from predictors.attention.decode_kernels import BEYOND, NO_WINDOW, WITHIN, Kernels, nearest, rows_with
 from predictors.residual import Residual
-from sim.cost.decode import DECODE_AXES, DecodeTerms, decode_s
+from sim.cost.decode import DECODE_AXES, DecodeTerms, decode_s, usual_variance
 from sim.cost.grid import grid, mesh
 from sim.cost.kernel import LengthKernel
 from sim.cost.stats import BatchStats
 from sim.deployment.plan import UNLIMITED, AttentionSlots, DeviceArrays
 
 
-TYPICAL_SPREAD = 0.35
-"""Variance over mean squared, of lengths whose longest is twice the mean: between half of uniform and exponential."""
 FAR = 4.0
 """Contexts over the window, of batches that pass it."""
 OUTSIDE = 2.0
@@ -69,7 +67,7 @@ class LearnedDecode(LengthKernel[DecodeTerms]):
         rows, mean, stretch = (jnp.asarray(axis, jnp.result_type(terms.floor_s)) for axis in mesh(DECODE_AXES))
         mean = jnp.minimum(mean, layers.window)
         longest = jnp.minimum(jnp.minimum(mean * stretch, mean * rows), layers.window)
-        variance = _variance(rows, mean, longest)
+        variance = usual_variance(jnp, rows, mean, longest)
         plain = decode_s(jnp, terms, rows, mean, variance, longest)
         code = jnp.where(mean >= 0.999 * layers.window, layers.past, layers.code)
         learned = self._seconds(layers, rates, code, rows, mean, variance, longest)
@@ -194,12 +192,6 @@ def _element_bytes(slots: AttentionSlots) -> Any:
     """Bytes of one cached number."""
     read = jnp.where(_latent(slots), slots.qk_dim, slots.qk_dim + slots.v_dim)
     return slots.kv_bytes_per_token / (jnp.maximum(slots.kv_heads, 1.0) * jnp.maximum(read, 1.0))
-
-
-def _variance(rows: Any, mean: Any, longest: Any) -> Any:
-    """Of lengths with that mean and maximum: typically, but no less than one long row makes, no more than can be."""
-    beyond = longest - mean
-    return jnp.clip(TYPICAL_SPREAD * mean * beyond, beyond**2 / jnp.maximum(rows - 1.0, 1.0), mean * beyond + 1e-9)
 
 
 def _closed_form(layers: Layers, rates: Rates, c: Any, kernels: Kernels) -> DecodeTerms:

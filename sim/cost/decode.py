@@ -40,10 +40,13 @@ TINY_TOKENS = 1e-6
 DECODE_AXES = (
     Steps((1.0, 16.0, 64.0, 256.0, 1024.0), (1.0, 4.0, 16.0, 64.0)),
     Roots(2.0, 2.0**18, 28),
-    Roots(1.0, 64.0, 6),
+    Roots(1.0, 16.0, 9),
 )
 """Of the learned factor: rows, mean keys of a row, and the longest row's over the mean."""
 _float_factor = float_reader(DECODE_AXES)
+USUAL_SPREAD, USUAL_SHARE = 0.35, 0.4
+"""Variance over mean times what the longest has beyond it, and the most over mean squared: a third for lengths spread
+evenly from 0, one for exponential ones."""
 
 
 class DecodeTerms(NamedTuple):
@@ -108,6 +111,8 @@ def decode_s(xp: Any, terms: DecodeTerms, decodes: Number, mean: Number, varianc
     floor_s, several_s, split_s, row_s, token_s, chain_s, split_share, grid = terms
     rows = xp.maximum(decodes, 1.0)
     beyond = longest - mean
+    if grid is not None:
+        variance = usual_variance(xp, rows, mean, longest)
     long_rows = rows * variance / (variance + beyond * beyond + TINY_TOKENS)
     low = xp.maximum(mean - variance / (beyond + TINY_TOKENS), 0.0)
     unsplit = xp.minimum(rows * split_share, 1.0)
@@ -130,6 +135,13 @@ def decode_float_s(terms: Any, rows: float, mean: float, variance: float, longes
     """What `decode_s` gives on numbers, bit for bit, in half the time; `rows` whole, at least 1."""
     floor_s, several_s, split_s, row_s, token_s, chain_s, split_share, grid = terms
     beyond = longest - mean
+    if grid is not None:
+        variance, widest = USUAL_SPREAD * (mean * beyond), USUAL_SHARE * (mean * mean)
+        variance = variance if variance < widest else widest
+        one_long = beyond * beyond / (rows - 1.0 if rows > 2.0 else 1.0)
+        variance = variance if variance > one_long else one_long
+        most = mean * beyond + TINY_TOKENS
+        variance = variance if variance < most else most
     long_rows = rows * variance / (variance + beyond * beyond + TINY_TOKENS)
     low = mean - variance / (beyond + TINY_TOKENS)
     if low < 0.0:
@@ -152,6 +164,17 @@ def decode_float_s(terms: Any, rows: float, mean: float, variance: float, longes
         return seconds
     stretch = longest / (mean if mean > 1.0 else 1.0)
     return seconds * _float_factor(grid.values, rows, mean, stretch)
+
+
+def usual_variance(xp: Any, rows: Number, mean: Number, longest: Number) -> Number:
+    """Of lengths with that mean and maximum, as requests in all stages of their output have it.
+
+    No less than one long row makes, no more than can be. A learned factor is tabulated for it, and read for any other.
+    """
+    beyond = longest - mean
+    usual = xp.minimum(USUAL_SPREAD * (mean * beyond), USUAL_SHARE * (mean * mean))
+    one_long = beyond * beyond / xp.maximum(rows - 1.0, 1.0)
+    return xp.minimum(xp.maximum(usual, one_long), mean * beyond + TINY_TOKENS)
 
 
 def windowed_rows(
