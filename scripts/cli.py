@@ -16,6 +16,7 @@ from typing import Any
 from scripts.answer import Answer
 from scripts.arguments import parse
 from scripts.commands import COMMANDS
+from scripts.compiled import keep_compiled
 
 
 BAD_INPUT, BUG, INTERRUPTED = 2, 1, 130
@@ -87,6 +88,7 @@ def sentence(text: str) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code: 0, 2 for bad input, 1 for a bug."""
     words = list(sys.argv[1:] if words is None else words)
+    keep_compiled()
     as_json = "--json" in words
     words = [word for word in words if word != "--json"]
     out = sys.stdout
