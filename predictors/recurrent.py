@@ -98,8 +98,9 @@ def near(xp: Any, moved_bytes: Any, cache_bytes: Any, cached: Any) -> Any:
 
 
 def used(table: OperatorTable) -> Bool[np.ndarray, " row"]:
-    """Rows of kernels that plans run."""
-    return role_of(table) >= 0
+    """Rows of kernels that plans run; none where a role has no kernel, for a layer runs all of them."""
+    roles = role_of(table)
+    return (roles >= 0) & bool(set(range(len(ROLES))) <= set(roles.tolist()))
 
 
 def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool) -> Fitted:

@@ -24,3 +24,21 @@ def shared() -> Path:
     if not (path / "data").is_dir():
         pytest.skip("measured data not present (../shared/data)")
     return path
+
+
+@pytest.fixture(scope="session")
+def artifacts() -> Path:
+    """The fitted kernels that come with Headway, which other tests do not see."""
+    from importlib.resources import files
+
+    return Path(str(files("predictors") / "artifacts"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _analytic_prices(tmp_path_factory):
+    """In this process every device is priced by the analytic model: its prices can be worked by hand."""
+    from predictors import store
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "SHIPPED", tmp_path_factory.mktemp("no-artifacts"))
+        yield

@@ -191,3 +191,10 @@ def test_splits_hold_out_whole_batches(known_table, h100):
     cells = list(zip(known_table["tokens"].tolist(), known_table["sequences"].tolist(), strict=True))
     held, kept = ({c for c, out in zip(cells, found["cells"], strict=True) if out == side} for side in (True, False))
     assert held and not held & kept and set(found) == {"shapes", "cells", "top"}
+
+
+def test_a_table_that_lacks_a_kernel_every_layer_runs_is_not_used(known_table):
+    roles = recurrent.role_of(known_table)
+    assert recurrent.used(known_table).any()
+    for role in range(len(recurrent.ROLES)):
+        assert not recurrent.used(known_table.where(roles != role)).any()

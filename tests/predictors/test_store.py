@@ -7,7 +7,7 @@ import pytest
 
 from predictors.families import MODULES, family
 from predictors.family import Fitted
-from predictors.store import SCHEMA, load, save, shipped
+from predictors.store import SCHEMA, load, save
 
 
 DEVICE = "NVIDIA H100 SXM 80GB"
@@ -95,8 +95,3 @@ def test_families_are_modules_with_a_name_and_a_version():
         assert module.VERSION >= 1 and all(callable(getattr(module, f)) for f in ("fit", "predict", "splits", "kernel"))
     with pytest.raises(ValueError, match="family must be one of gemm, decode, .*, got other"):
         family("other")
-
-
-def test_what_is_shipped_can_be_read():
-    for device, path in shipped().items():
-        assert load(path).card["device"] == device
