@@ -1,5 +1,6 @@
 """The fitted kernels that come with Headway: whole, told where they come from, and fit for every engine."""
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ from sim.model.read import load_model
 
 
 DEVICES = (
-    "rtx-pro-6000 rtx-4090 rtx-3090 rtx-a6000 a100-sxm-80gb a800 h100-sxm h800 h200-sxm b200-sxm l40s tpu-v6e".split()
+    *("rtx-pro-6000", "rtx-4090", "rtx-3090", "rtx-a6000", "a100-sxm-80gb", "a800", "h100-sxm", "h800", "h200-sxm"),
+    *("b200-sxm", "b300-sxm", "l40s", "tpu-v6e"),
+)
+    ["rtx-pro-6000", "rtx-4090", "rtx-3090", "rtx-a6000", "a100-sxm-80gb", "a800", "h100-sxm", "h800", "h200-sxm", "b200-sxm", "l40s", "tpu-v6e"]
 )
 ENGINES = ("vllm", "sglang", "trtllm")
 
@@ -57,10 +61,7 @@ def test_gradients_reach_the_rates_of_the_device(artifacts):
         rates = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), plan.device)
 
         def seconds(factor):
-            scaled = jax.tree.map(lambda leaf: leaf, rates)
-            import equinox as eqx
-
-            scaled = eqx.tree_at(lambda d: d.memory_bytes_per_s, scaled, rates.memory_bytes_per_s * factor)
+            scaled = eqx.tree_at(lambda d: d.memory_bytes_per_s, rates, rates.memory_bytes_per_s * factor)
             return kernel.price(kernel.terms(plan.gemm, scaled), np.full((1,), 8.0)).seconds.sum()
 
         slope = float(jax.grad(seconds)(1.0))
