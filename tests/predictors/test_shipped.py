@@ -19,8 +19,6 @@ DEVICES = (
     *("rtx-pro-6000", "rtx-4090", "rtx-3090", "rtx-a6000", "a100-sxm-80gb", "a800", "h100-sxm", "h800", "h200-sxm"),
     *("b200-sxm", "b300-sxm", "l40s", "tpu-v6e"),
 )
-    ["rtx-pro-6000", "rtx-4090", "rtx-3090", "rtx-a6000", "a100-sxm-80gb", "a800", "h100-sxm", "h800", "h200-sxm", "b200-sxm", "l40s", "tpu-v6e"]
-)
 ENGINES = ("vllm", "sglang", "trtllm")
 
 
