@@ -7,7 +7,7 @@ from typing import Any
 
 from predictors.families import KERNELS, MODULES, family
 from predictors.store import Artifact, load, shipped
-from sim.cost.analytic import analytic_cost
+from sim.cost.analytic import analytic_cost, constants
 from sim.cost.kernel_cost import KernelCost
 from sim.hardware.read import load_device
 from sim.hardware.spec import DeviceConf
@@ -65,8 +65,10 @@ def shipped_for(device: str, predictor: str = "auto") -> Artifact | None:
 def cost_rows(artifact: Artifact | None, device: DeviceConf) -> tuple[tuple[str, str, str], ...]:
     """What a report says of the step prices: rows (what, value, source)."""
     if artifact is None:
-        error = f"expected within {float(analytic_cost().rel_error):.0%} of real kernels"
-        return (("step prices", f"estimated: {error}", f"no kernel of {device.name} was measured: analytic model"),)
+        claim: Any = constants()["claim"]
+        seen = ", ".join(f"{what} {claim[what]:.0%}" for what in ("gemm", "decode", "prefill", "moe"))
+        error = f"median errors where there are measurements: {seen}"
+        return (("step prices", f"estimated; {error}", f"no kernel of {device.name} was measured: analytic model"),)
     rows = []
     for name, entry in artifact.card["families"].items():
         found = entry["errors"].get("shapes", {}).get("")

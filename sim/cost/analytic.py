@@ -36,11 +36,11 @@ def constants() -> dict[str, dict[str, float | list[float]]]:
 
 def analytic_cost(dtype=np.float64) -> KernelCost:
     """The published constants as numpy leaves of `dtype`."""
-    rel_error = np.asarray(constants()["claim"]["rel_error"], dtype)
+    claim = {name: np.asarray(value, dtype) for name, value in constants()["claim"].items()}
 
     def kernel(name: str) -> Any:
         values = {field: np.asarray(value, dtype) for field, value in constants()[name].items()}
-        return KERNELS[name](**values, rel_error=rel_error)
+        return KERNELS[name](**values, rel_error=claim[name])
 
-    kernels: dict[str, Any] = {name: kernel(name) for name in KERNELS} | {"rel_error": rel_error}
+    kernels: dict[str, Any] = {name: kernel(name) for name in KERNELS} | {"rel_error": claim["host"]}
     return KernelCost(**kernels)
