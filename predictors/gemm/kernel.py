@@ -11,9 +11,10 @@ from jaxtyping import Array, Float, Int
 from predictors.family import Fitted
 from predictors.gemm.curves import hats, profiled
 from predictors.gemm.form import Product, gemm_features, gemm_parts
-from predictors.gemm.predict import expected_error, left_range, network
+from predictors.gemm.predict import left_range, network
 from predictors.gemm.relations import chosen
 from predictors.gemm.rows import parsed
+from predictors.variants import expected_error
 from sim.cost.kernel import TokenKernel
 from sim.cost.priced import Priced
 from sim.cost.slots import slots_first

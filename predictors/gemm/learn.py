@@ -17,6 +17,7 @@ from predictors.physics import fit_constants
 from predictors.residual import Residual, Schedule, train
 from predictors.splits import held_out
 from predictors.table import OperatorTable
+from predictors.variants import error_by_kernel
 from sim.hardware.spec import DeviceConf
 
 
@@ -52,7 +53,7 @@ def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool) -> Fit
     left = left - arrays["scale"][rows.code]
     few = shapes[rows.code] < LEAST_SHAPES
     learned = arrays["place"][rows.code] >= 0.0
-    arrays["error"] = by_kernel(np.abs(np.expm1(left)), rows.code, judge & learned, len(kernels))
+    arrays["error"] = error_by_kernel(np.abs(np.expm1(left)), rows.code, judge & learned, len(kernels))
     keys = keys_of(rows.code, rows.product.n, rows.product.k)
     arrays["error_profiled"] = profiled_error(rows.where(few), left[few], seed, len(kernels))
     arrays["curves"] = fit_curves(keys[few], rows.m[few], left[few])
@@ -137,18 +138,6 @@ def stacked(networks: list[Residual]) -> dict[str, Any]:
     trees: list[Any] = [one.parameters for one in networks]
     parameters = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf, np.float16) for leaf in leaves]), *trees)
     return found | {"parameters": parameters}
-
-
-def by_kernel(
-    size: Float[np.ndarray, " row"], code: Int[np.ndarray, " row"], judge: Bool[np.ndarray, " row"], kernels: int
-) -> Float[np.ndarray, " kernel"]:
-    """Median error on the rows that no network has seen; of all of a kernel's where these are few."""
-    found = []
-    for one in range(kernels):
-        mine = code == one
-        unseen = mine & judge
-        found.append(float(np.median(size[unseen if unseen.sum() >= 30 else mine])))
-    return np.array(found)
 
 
 def profiled_error(

@@ -14,13 +14,12 @@ from predictors.gemm.form import SMOOTH, Product, gemm_features, gemm_parts
 from predictors.gemm.rows import codes, kernel_names, products_of
 from predictors.residual import Residual
 from predictors.table import OperatorTable
+from predictors.variants import expected_error
 from sim.hardware.spec import DeviceConf
 
 
 CHUNK = 32768
 BEND = "silu"
-BEYOND = 2.0
-"""Outside calibration, twice the error is claimed."""
 
 
 class Rows(NamedTuple):
@@ -129,8 +128,3 @@ def corrected(residual: Residual, inputs: Float[np.ndarray, "row input"]) -> tup
 @jax.jit
 def _corrected(residual: Residual, inputs: Array) -> Any:
     return residual(inputs)
-
-
-def expected_error(kernel_error: Any, spread: Any, outside: Any) -> Any:
-    """Median error of the kernel on shapes held out, plus the disagreement of the members; twice that outside."""
-    return (kernel_error + 0.67 * spread) * (1.0 + (BEYOND - 1.0) * outside)

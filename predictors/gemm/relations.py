@@ -1,6 +1,5 @@
 """Which kernel stands for which: one of few shapes for one of many, and what an engine runs for a format."""
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,6 +7,7 @@ from jaxtyping import Float
 
 from predictors.family import Fitted
 from predictors.gemm.rows import DTYPES, format_name, parsed
+from predictors.variants import age, bits
 from sim.deployment.formats import FORMATS
 
 
@@ -15,7 +15,6 @@ LEAST_SHAPES = 40
 """A kernel of fewer shapes is not given to a network: it would learn the shapes by heart."""
 STAND_IN, ABOVE_HOST, LEAST_PAIRS = 0.2, 2.5, 50
 """How close (in log time) a stand-in must be to a launched kernel, at times this much above the host's."""
-BITS = {"bf16": 16, "fp32": 32, "fp8": 8, "fp8_block": 8, "mxfp8": 8, "int8": 8}
 
 
 def followed(one: int, kernels: tuple[str, ...], shapes: np.ndarray, counts: np.ndarray) -> int:
@@ -77,26 +76,13 @@ def chosen(fitted: Fitted, engine: str) -> tuple[np.ndarray, np.ndarray]:
     for index, wanted in enumerate(FORMATS):
         ranked = []
         for code, name in enumerate(fitted.kernels):
-            owner, age, dtype, inside, launched = parsed(name)
+            owner, built, dtype, inside, launched = parsed(name)
             stored = DTYPES[dtype][0]
-            alike = BITS.get(stored, 4) == BITS.get(wanted, 4)
+            alike = bits(stored) == bits(wanted)
             same, computed_as_stored = stored == wanted, not dtype.endswith("_wo")
-            rank = (same, alike, computed_as_stored, owner == engine, inside, not launched, *_age(age, version))
+            rank = (same, alike, computed_as_stored, owner == engine, inside, not launched, *age(built, version))
             ranked.append((rank, rows[code], -code))
         code = -max(ranked)[2]
         measured[index] = float(format_name(fitted.kernels[code]) == wanted)
         choice[index] = int(stand_in[code]) if stand_in[code] >= 0.0 else code
     return choice, measured
-
-
-def _age(version: str, wanted: str) -> tuple[bool, tuple[int, ...]]:
-    """Order of versions where `wanted` runs ("": the newest there is)."""
-    key = version_key(version)
-    if wanted and key > version_key(wanted):
-        return False, tuple(-number for number in key)
-    return True, key
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """Numbers of a version, for comparison."""
-    return tuple(int(digits) for digits in re.findall(r"\d+", version))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
+from predictors import variants
 from predictors.gemm.form import Product
 from predictors.table import OperatorTable
 from sim.deployment.formats import INPUT_BYTES, format_of
@@ -13,19 +14,10 @@ from sim.hardware.spec import DeviceConf
 
 
 DTYPES: Mapping[str, tuple[str, str, float]] = {
+    **variants.DTYPES,
     "fp32": ("fp32", "fp32", 4.0),
-    "bf16": ("bf16", "bf16", 2.0),
-    "fp16": ("bf16", "fp16", 2.0),
-    "fp8": ("fp8", "fp8", 1.0),
-    "fp8_block": ("fp8_block", "fp8", 1.0 + 4.0 / 128**2),
-    "mxfp8": ("mxfp8", "fp8", 1.0 + 1.0 / 32),
-    "int8": ("int8", "int8", 1.0),
-    "int8_wo": ("int8", "bf16", 1.0),
-    "int4_wo": ("int4", "int4", 0.5 + 2.0 / 128),
-    "nvfp4": ("nvfp4", "fp4", 0.5 + 1.0 / 16),
     "mxfp4": ("mxfp4", "fp4", 0.5 + 1.0 / 32),
 }
-"""Stored format of weights (`sim.deployment.formats.FORMATS`), type of the product, and bytes of a weight, by label."""
 
 NOT_PRODUCTS = ("qkv_norm_proj",)
 """Operators that hold more than a product."""

@@ -9,11 +9,12 @@ from jaxtyping import Array, Float, Int
 
 from predictors.family import Fitted
 from predictors.moe.form import Experts, moe_features, moe_parts
-from predictors.moe.learn import encoded, expected_error, pair, restored, spread_of
+from predictors.moe.learn import encoded, pair, restored, spread_of
 from predictors.moe.loads import expected_loads
-from predictors.moe.rows import DTYPES, version_key
+from predictors.moe.rows import DTYPES
 from predictors.moe.series import hats, keys_of, profiled
 from predictors.residual import Residual
+from predictors.variants import age, bits, expected_error
 from sim.cost.kernel import TokenKernel
 from sim.cost.priced import Priced
 from sim.cost.slots import slots_first
@@ -145,22 +146,9 @@ def chosen_kernels(fitted: Fitted, engine: str) -> tuple[np.ndarray, np.ndarray]
         for code, kernel in enumerate(fitted.kernels):
             stored = DTYPES[dtypes[code]][0]
             same, own, seen = stored == FORMATS[form], owners[code] == engine, signature[code, gated, spread] > 0
-            alike = _bits(stored) == _bits(FORMATS[form])
+            alike = bits(stored) == bits(FORMATS[form])
             rank = (same, alike, own, seen, not kernel.endswith(" launched"))
             ranked.append((rank, ages[code], rows[code], -code, same and own and seen))
         *_, code, surely = max(ranked)
         choice[form, gated, spread], measured[form, gated, spread] = -code, float(surely)
     return choice, measured
-
-
-def age(version: str, wanted: str) -> tuple[bool, tuple[int, ...]]:
-    """Order of versions where `wanted` runs ("": the newest there is)."""
-    key = version_key(version)
-    if wanted and key > version_key(wanted):
-        return False, tuple(-number for number in key)
-    return True, key
-
-
-def _bits(name: str) -> int:
-    """Bits of a stored number."""
-    return {"bf16": 16, "fp32": 32, "fp8": 8, "fp8_block": 8, "mxfp8": 8, "int8": 8}.get(name, 4)

@@ -9,13 +9,14 @@ from jaxtyping import Array, Bool, Float, Int
 from predictors.family import Fitted, Predicted
 from predictors.moe.form import BOUNDS, START, Experts, Parts, moe_features, moe_parts
 from predictors.moe.loads import Loads
-from predictors.moe.rows import MODEL, codes, doubtful, experts_of, kernel_names, used, version_key
+from predictors.moe.rows import MODEL, codes, doubtful, experts_of, kernel_names, used
 from predictors.moe.sampled import table_loads
 from predictors.moe.series import curves_of, fit_curves, hats, keys_of
 from predictors.physics import fit_constants
 from predictors.residual import Residual, Schedule, train
 from predictors.splits import held_out
 from predictors.table import OperatorTable
+from predictors.variants import error_by_kernel, expected_error, version_key
 from sim.hardware.spec import DeviceConf
 
 
@@ -256,23 +257,6 @@ def profiled_error(
 @jax.jit
 def _corrected(residual: Residual, inputs: Array) -> Any:
     return residual(inputs)
-
-
-def expected_error(kernel_error: Any, spread: Any, outside: Any) -> Any:
-    """Median error of the kernel on shapes held out, plus the disagreement of the members; twice that outside."""
-    return (kernel_error + 0.67 * spread) * (1.0 + outside)
-
-
-def error_by_kernel(
-    size: Float[np.ndarray, " row"], code: Int[np.ndarray, " row"], judge: Bool[np.ndarray, " row"], kernels: int
-) -> Float[np.ndarray, " kernel"]:
-    """Median error on the rows that the residual has not seen; of all of a kernel's where these are few."""
-    found = []
-    for one in range(kernels):
-        mine = code == one
-        unseen = mine & judge
-        found.append(float(np.median(size[unseen if unseen.sum() >= 30 else mine])))
-    return np.array(found)
 
 
 def signatures(rows: Rows, kernels: int) -> Float[np.ndarray, "kernel gated spread"]:

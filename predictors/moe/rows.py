@@ -1,33 +1,25 @@
 """Rows of expert tables that a fit uses, as arrays of what the physics reads."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
 
+from predictors import variants
 from predictors.moe.form import Experts
 from predictors.table import OperatorTable
+from predictors.variants import version_key
 from sim.deployment.formats import format_of
 from sim.hardware.spec import DeviceConf
 
 
 DTYPES: Mapping[str, tuple[str, str, float]] = {
-    "bf16": ("bf16", "bf16", 2.0),
-    "fp16": ("bf16", "fp16", 2.0),
-    "fp8": ("fp8", "fp8", 1.0),
-    "fp8_block": ("fp8_block", "fp8", 1.0 + 4.0 / 128**2),
-    "mxfp8": ("mxfp8", "fp8", 1.0 + 1.0 / 32),
-    "int8": ("int8", "int8", 1.0),
-    "int8_wo": ("int8", "bf16", 1.0),
-    "int4_wo": ("int4", "int4", 0.5 + 2.0 / 128),
+    **variants.DTYPES,
     "w4afp8": ("int4", "fp8", 0.5 + 2.0 / 128),
-    "nvfp4": ("nvfp4", "fp4", 0.5 + 1.0 / 16),
     "w4a16_mxfp4": ("mxfp4", "bf16", 0.5 + 1.0 / 32),
     "w4a8_mxfp4_mxfp8": ("mxfp4", "fp8", 0.5 + 1.0 / 32),
 }
-"""Stored format of weights (`sim.deployment.formats.FORMATS`), type of the product, and bytes of a weight, by label."""
 
 DOMINANCE = 1.5
 MODEL = ("hidden", "inter", "experts", "top_k")
@@ -51,11 +43,6 @@ def used(table: OperatorTable) -> Bool[np.ndarray, " row"]:
         newest[key] = max(newest.get(key, ()), version_key(version))
     current = [version_key(version) == newest[key] for key, version in zip(keys, versions, strict=True)]
     return plain & ~wide & known & np.array(current, bool)
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """Numbers of a version, for comparison."""
-    return tuple(int(digits) for digits in re.findall(r"\d+", version))
 
 
 def doubtful(table: OperatorTable) -> Bool[np.ndarray, " row"]:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from predictors import gemm
-from predictors.gemm.predict import expected_error
-from predictors.gemm.relations import chosen, version_key
+from predictors.gemm.relations import chosen
 from predictors.gemm.rows import kernel_names, nearest, used
+from predictors.variants import expected_error, version_key
 from sim.deployment.formats import FORMATS
 from tests.predictors.gemm.conftest import SLOWER, product_table
 

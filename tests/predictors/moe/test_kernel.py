@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from predictors import moe
-from predictors.moe.kernel import age, chosen_kernels, learned_moe
+from predictors.moe.kernel import chosen_kernels, learned_moe
+from predictors.variants import age
 from sim.deployment.formats import FORMATS
 from sim.deployment.lower import lower
 from sim.deployment.plan import trimmed
