@@ -1,7 +1,9 @@
-"""A few constants that a run of a user's own server has taught: factors on rates, seconds of host and server.
+"""A few constants that measured servers have taught: factors on rates and times, seconds of host and server.
 
 - `memory`, `compute`, `links`: factors on the rates of memory, of matrix products (attention and experts too) and of
   collectives; one above 1 makes steps faster.
+- `products`, `attention`, `experts`, `elementwise`: factors on the time of these kernels; `eager`: on that of
+  submitting steps without a graph of the whole step. Many servers tell these (`predictors.served`), one run does not.
 - `host_s`: seconds that every step takes longer; `request_s`: from the client to the engine's queue, more.
 
 They are applied to a compiled plan, whatever prices it. Stored as a small JSON file that says what it was learned from.
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sim.deployment.plan import Plan, PlanArrays
 from sim.documents import read_mapping
 
@@ -23,6 +27,14 @@ SCHEMA = "headway.run-fit/1"
 RATES = ("memory", "compute", "links")
 SECONDS = ("host_s", "request_s")
 KNOBS = (*RATES, *SECONDS)
+"""What one run is asked for."""
+TIMES = {
+    "products": "product_time",
+    "attention": "attention_time",
+    "experts": "expert_time",
+    "elementwise": "elementwise_time",
+}
+"""Factors on times, and the plan's field of each."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +96,16 @@ def load(path: Path) -> RunFit:
     return RunFit(**{name: content[name] for name in names})
 
 
-def adjusted(plan: Plan, values: Mapping[str, float]) -> Plan:
-    """`plan` with the knobs at `values`; those not named stay as they are."""
+def adjusted(plan: Plan, values: Mapping[str, float], source: str = "`headway calibrate --from`") -> Plan:
+    """`plan` with the knobs at `values`; those not named stay as they are. `source`: who says so, for the report."""
     engine = plan.engine
-    pickup_s = engine.profile.api_pickup_s + float(values.get("request_s", 0.0))
+    pickup_s = max(engine.profile.api_pickup_s + float(values.get("request_s", 0.0)), 0.0)
     stages = tuple(adjusted_arrays(stage, values) for stage in plan.stages)
     # the step's host time is the ranks' own: what they run together has none
-    rates = {name: value for name, value in values.items() if name in RATES}
+    rates = {name: value for name, value in values.items() if name not in SECONDS and name != "eager"}
     shared = None if plan.shared is None else adjusted_arrays(plan.shared, rates)
     shown = ", ".join(f"{name} {float(value):.4g}" for name, value in values.items())
-    rows = (*plan.assumptions, ("constants learned from a run", shown, "`headway calibrate --from`"))
+    rows = (*plan.assumptions, ("constants learned from servers", shown, source))
     profile = dataclasses.replace(engine.profile, api_pickup_s=pickup_s)
     return dataclasses.replace(
         plan,
@@ -116,6 +128,16 @@ def adjusted_arrays(arrays: PlanArrays, values: Mapping[str, Any]) -> PlanArrays
         )
     if "host_s" in values:
         device = replace(device, host_s=device.host_s + values["host_s"])
+    if "eager" in values:
+        factor = values["eager"]
+        pieces, whole = np.array([1.0, 1.0, 0.0]), np.array([0.0, 0.0, 1.0])
+        device = replace(
+            device,
+            launch_s=device.launch_s * (whole + factor * pieces),
+            gap_s=device.gap_s * np.array([factor, 1.0, 1.0]),
+        )
+    for name in TIMES.keys() & values.keys():
+        device = replace(device, **{TIMES[name]: getattr(device, TIMES[name]) * values[name]})
     groups: dict[str, Any] = {"device": device}
     if "compute" in values:
         for name in ("gemm", "attention", "moe", "recurrent"):

@@ -15,6 +15,9 @@ LABELS = ("source", "engine", "engine_version", "kernel", "dtype", "model", "op"
 what the host needs to launch it too, so that short kernels show the host.
 """
 
+GROUP_LIMITED = "experts_group_limited"
+"""`op` of experts whose tokens choose groups of experts first; see `predictors.moe.sampled`."""
+
 LENGTH_COLUMNS = (
     "prefill_tokens",
     "prefill_chunks",

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from calibration.tables.aiconfigurator_rows import ALWAYS_IGNORED, MS, Convert, Origin, Rows, labels_of, number
 from calibration.tables.rows import renamed, words
+from predictors.table import GROUP_LIMITED
 
 
 EXPERT_SHAPE = ("hidden_size", "inter_size", "num_experts", "topk")
@@ -21,7 +22,6 @@ GATED_VERSIONS = {("vllm", "0.14.0"), ("vllm", "0.19.0"), ("vllm", "0.22.0"), ("
 """Profiled those models with three matrices all the same: with two they would reach 0.6 of the rate of gated ones."""
 PHASES = {"moe_context": ", context", "moe_generation": ", generation"}
 """Two layouts that share a kernel's name."""
-GROUP_LIMITED = "experts_group_limited"
 GROUP_LIMITED_MODEL = (7168, 2048, 256, 8)
 GROUP_LIMITED_VERSIONS = {("vllm", "0.24.0"), ("sglang", "0.5.14")}
 """These chose 4 of 8 groups of experts first, as DeepSeek V3 does; their even rows reach half the experts, and take

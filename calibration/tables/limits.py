@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from calibration.tables.aiconfigurator_moe import GROUP_LIMITED
-from predictors.table import OperatorTable
+from predictors.table import GROUP_LIMITED, OperatorTable
 from sim.hardware.spec import DeviceConf
 
 

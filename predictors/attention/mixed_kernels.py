@@ -23,6 +23,9 @@ APART = ("flashinfer", "trtllm")
 """Kernels of vLLM that leave decodes to one of their own, by parts of the name; other engines always do."""
 LATENT_DIMS = 320.0
 """Score and value dims of latent attention in prefill."""
+ABSORBED = {("sglang", "flash_attention")}
+"""Rows of the other formulation, over the compressed cache: 3.4 times the products, three times as long as the same
+shapes in TensorRT-LLM. SGLang prefills with expanded keys."""
 RANGES = ("tokens", "chunks", "prior", "decodes", "mean", "q_heads", "group", "dim")
 
 
@@ -109,11 +112,18 @@ def cuts_of(known: Known, code: Any) -> Cut:
 
 
 def allowed_for(kernels: tuple[str, ...], engine: str) -> np.ndarray:
-    """1 for kernels of `engine`; those of no named engine where it has none, else all."""
-    engines = np.array([kernel.split("|")[0] for kernel in kernels])
+    """1 for kernels of `engine`; those of no named engine where it has none, else all.
+
+    Where an engine has no kernel of latent attention's prefill (`ABSORBED` ones are none), those of others are allowed.
+    """
+    parts = [kernel.split("|") for kernel in kernels]
+    engines = np.array([part[0] for part in parts])
+    absorbed = np.array([(part[0], part[2]) in ABSORBED for part in parts])
+    latent = np.array([float(part[5]) == LATENT_DIMS for part in parts]) & ~absorbed
     for wanted in (engine, ""):
-        if (engines == wanted).any():
-            return (engines == wanted).astype(float)
+        own = engines == wanted
+        if own.any():
+            return ((own & ~absorbed) | (latent & ~(latent & own).any())).astype(float)
     return np.ones(len(kernels))
 
 

@@ -17,6 +17,11 @@ STAND_IN, ABOVE_HOST, LEAST_PAIRS = 0.2, 2.5, 50
 """How close (in log time) a stand-in must be to a launched kernel, at times this much above the host's."""
 
 
+QUANTISING = {("trtllm", "fp8")}
+"""Rows that quantise their input on the fly too (H200, B200: 7-8 us and a pass over it more than another engine's bare
+kernel, in every shape). Servers with static scales do that in the kernel before; plans count it there."""
+
+
 def followed(one: int, kernels: tuple[str, ...], shapes: np.ndarray, counts: np.ndarray) -> int:
     """The kernel whose form and network price kernel `one`: itself, or, for one of few shapes, one of many.
 
@@ -67,8 +72,9 @@ def stand_ins(
 def chosen(fitted: Fitted, engine: str) -> tuple[np.ndarray, np.ndarray]:
     """Kernel for each stored format as `engine` ("vllm", "vllm/0.19.0") runs it, and 1 where that was measured.
 
-    Preference: the format itself, as many bits, the engine's own, seen in a model, launch left out, the newest version
-    (up to the engine's, else the oldest), more rows. Of a launched one its stand-in is taken, if there is one.
+    Preference: the format itself, as many bits, nothing but the product (`QUANTISING`), the engine's own, seen in a
+    model, launch left out, the newest version (up to the engine's, else the oldest), more rows. Of a launched one its
+    stand-in is taken, if there is one.
     """
     engine, _, version = engine.partition("/")
     rows, stand_in = np.asarray(fitted.arrays["rows"]), np.asarray(fitted.arrays["stand_in"])
@@ -80,7 +86,8 @@ def chosen(fitted: Fitted, engine: str) -> tuple[np.ndarray, np.ndarray]:
             stored = DTYPES[dtype][0]
             alike = bits(stored) == bits(wanted)
             same, computed_as_stored = stored == wanted, not dtype.endswith("_wo")
-            rank = (same, alike, computed_as_stored, owner == engine, inside, not launched, *age(built, version))
+            bare = (owner, dtype) not in QUANTISING
+            rank = (same, alike, computed_as_stored, bare, owner == engine, inside, not launched, *age(built, version))
             ranked.append((rank, rows[code], -code))
         code = -max(ranked)[2]
         measured[index] = float(format_name(fitted.kernels[code]) == wanted)

@@ -11,7 +11,7 @@ from predictors.family import Fitted
 from predictors.moe.form import Experts, moe_features, moe_parts
 from predictors.moe.learn import encoded, pair, restored, spread_of
 from predictors.moe.loads import expected_loads
-from predictors.moe.rows import DTYPES
+from predictors.moe.rows import DTYPES, parsed
 from predictors.moe.series import hats, keys_of, profiled
 from predictors.residual import Residual
 from predictors.variants import age, bits, expected_error
@@ -20,6 +20,13 @@ from sim.cost.priced import Priced
 from sim.cost.slots import slots_first
 from sim.deployment.formats import FORMATS
 from sim.deployment.plan import DeviceArrays, MoeSlots
+
+
+SERVED = {("trtllm", "nvfp4"): ("moe_torch_flow_min_latency",)}
+"""By engine and type: kernels that servers choose where several were profiled. TensorRT-LLM's published Blackwell
+recipes set `moe_config.backend: TRTLLM`."""
+UNTUNED = {("sglang", "0.5.10"): ("sglang_fused_moe_triton",)}
+"""Profiled without the tuned tiles that the engine ships: up to twice the time of the same kernel in the next table."""
 
 
 class MoeTerms(NamedTuple):
@@ -132,13 +139,14 @@ def learned_moe(fitted: Fitted, engine: str, skew: float = 0.0) -> LearnedMoe:
 def chosen_kernels(fitted: Fitted, engine: str) -> tuple[np.ndarray, np.ndarray]:
     """Kernel for each format, gated or not, spread or not; and whether it was measured as the engine runs it.
 
-    Preference: the format itself, as many bits, the engine's own, seen with this kind of experts, launch left out, the
-    newest version (of "vllm/0.19.0" the newest up to it, else the oldest), more rows.
+    Preference: the format itself, as many bits, the engine's own, seen with this kind of experts, launch left out, what
+    servers run (`SERVED`, not `UNTUNED`), the newest version (of "vllm/0.19.0" the newest up to it, else the oldest),
+    more rows.
     """
     engine, _, version = engine.partition("/")
     signature, rows = np.asarray(fitted.arrays["signature"]), np.asarray(fitted.arrays["rows"])
-    ages = [age(one, version) for one in fitted.facts["versions"]]
-    owners, dtypes = zip(*(kernel.split(" ")[:2] for kernel in fitted.kernels), strict=True)
+    owners, builds, dtypes, names = zip(*map(parsed, fitted.kernels), strict=True)
+    ages = [age(build, version) for build in builds]
     shape = (len(FORMATS), *signature.shape[1:])
     choice, measured = np.zeros(shape, np.int64), np.zeros(shape)
     for form, gated, spread in np.ndindex(shape):
@@ -147,7 +155,9 @@ def chosen_kernels(fitted: Fitted, engine: str) -> tuple[np.ndarray, np.ndarray]
             stored = DTYPES[dtypes[code]][0]
             same, own, seen = stored == FORMATS[form], owners[code] == engine, signature[code, gated, spread] > 0
             alike = bits(stored) == bits(FORMATS[form])
-            rank = (same, alike, own, seen, not kernel.endswith(" launched"))
+            tuned = names[code] not in UNTUNED.get((owners[code], builds[code]), ())
+            served = names[code] in SERVED.get((owners[code], dtypes[code]), ())
+            rank = (same, alike, own, seen, not kernel.endswith(" launched"), tuned, served)
             ranked.append((rank, ages[code], rows[code], -code, same and own and seen))
         *_, code, surely = max(ranked)
         choice[form, gated, spread], measured[form, gated, spread] = -code, float(surely)

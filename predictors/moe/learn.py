@@ -16,11 +16,11 @@ from predictors.physics import fit_constants
 from predictors.residual import Residual, Schedule, train
 from predictors.splits import held_out
 from predictors.table import OperatorTable
-from predictors.variants import error_by_kernel, expected_error, version_key
+from predictors.variants import error_by_kernel, expected_error
 from sim.hardware.spec import DeviceConf
 
 
-NAME, VERSION = "moe", 1
+NAME, VERSION = "moe", 2
 SCHEDULE = Schedule(members=4, width=64, steps=7000, batch=1024)
 QUICK = Schedule(members=2, width=16, steps=200, batch=256)
 PHYSICS_ROWS, PHYSICS_STEPS = 1500, 800
@@ -96,11 +96,7 @@ def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool) -> Fit
     arrays["series"] = fit_curves(keys_of(rows.code, rows.work), rows.skewed, rows.tokens, left)
     arrays["signature"] = signatures(rows, len(kernels))
     arrays["rows"] = counts.astype(np.float64)
-    versions: dict[str, str] = {}
-    for name, version in zip(kernel_names(table), table["engine_version"].tolist(), strict=True):
-        versions[name] = max(versions.get(name, ""), version, key=version_key)
     facts = {
-        "versions": [versions[name] for name in kernels],
         "seed": seed,
         "rows": len(table),
         "disturbed_rows": int(disturbed.sum()),

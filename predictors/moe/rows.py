@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 
 from predictors import variants
 from predictors.moe.form import Experts
-from predictors.table import OperatorTable
+from predictors.table import GROUP_LIMITED, OperatorTable
 from predictors.variants import version_key
 from sim.deployment.formats import format_of
 from sim.hardware.spec import DeviceConf
@@ -24,19 +24,26 @@ DTYPES: Mapping[str, tuple[str, str, float]] = {
 DOMINANCE = 1.5
 MODEL = ("hidden", "inter", "experts", "top_k")
 WIDE = ("deepep", "wideep")
+LOPSIDED = "moe_torch_flow_min_latency"
+"""Its even rows on one rank stream all experts at up to 1.35 times the memory's rate: they reach about half of them."""
 
 
 def used(table: OperatorTable) -> Bool[np.ndarray, " row"]:
     """Rows that a fit and its judgement use: experts as an engine's newest version runs them.
 
     Left out are tables of wide expert parallelism with replicated experts (their tokens are one rank's), unknown
-    types, and rows of a model in a type that a newer version of the same engine was measured on too.
+    types, rows of a model in a type that a newer version of the same engine was measured on too, even rows that do not
+    reach all experts (`LOPSIDED`), and even ones of `GROUP_LIMITED` on one of several ranks, which hold other shares.
     """
+    even, alone = table["skew"] == 0.0, table["ep"] == 1.0
     plain = (table["op"] == "experts") | (table["op"] == "block")
+    plain |= (table["op"] == GROUP_LIMITED) & (alone | ~even)
+    plain &= ~((table["kernel"] == LOPSIDED) & even & alone)
     wide = np.array([any(name in kernel for name in WIDE) for kernel in table["kernel"].tolist()], bool)
     known = np.array([dtype in DTYPES for dtype in table["dtype"].tolist()], bool)
-    names = ("engine", "dtype", "op", *MODEL)
-    keys = list(zip(*(table[name].tolist() for name in names), strict=True))
+    names = ("engine", "dtype", *MODEL)
+    block = (table["op"] == "block").tolist()
+    keys = list(zip(block, *(table[name].tolist() for name in names), strict=True))
     versions = table["engine_version"].tolist()
     newest: dict[tuple, tuple] = {}
     for key, version in zip(keys, versions, strict=True):
@@ -72,12 +79,19 @@ def doubtful(table: OperatorTable) -> Bool[np.ndarray, " row"]:
 
 
 def kernel_names(table: OperatorTable) -> list[str]:
-    """What a fit tells apart: "engine kernel type" of every row, and whether its launch is in its time."""
-    labels = (table[name].tolist() for name in ("engine", "kernel", "dtype", "timing"))
+    """What a fit tells apart: "engine/version type kernel" of every row, then "launched" where its launch is timed."""
+    labels = (table[name].tolist() for name in ("engine", "engine_version", "kernel", "dtype", "timing"))
     return [
-        f"{engine or 'any'} {dtype} {kernel or 'experts'}{' launched' if timing == 'launch' else ''}"
-        for engine, kernel, dtype, timing in zip(*labels, strict=True)
+        f"{engine or 'any'}/{version} {dtype} {kernel or 'experts'}{' launched' if timing == 'launch' else ''}"
+        for engine, version, kernel, dtype, timing in zip(*labels, strict=True)
     ]
+
+
+def parsed(name: str) -> tuple[str, str, str, str]:
+    """Engine, version, type and kernel of a name."""
+    owner, dtype, kernel = name.split(" ", 2)
+    engine, _, version = owner.partition("/")
+    return engine, version, dtype, kernel
 
 
 def codes(names: list[str], kernels: tuple[str, ...]) -> Int[np.ndarray, " row"]:
@@ -88,8 +102,8 @@ def codes(names: list[str], kernels: tuple[str, ...]) -> Int[np.ndarray, " row"]
 
 
 def _nearest(name: str, kernels: tuple[str, ...]) -> int:
-    words = set(name.split(" ", 2))
-    alike = [len(words & set(kernel.split(" ", 2))) for kernel in kernels]
+    parts = parsed(name)
+    alike = [sum(one == other for one, other in zip(parts, parsed(kernel), strict=True)) for kernel in kernels]
     return int(np.argmax(alike))
 
 

@@ -5,6 +5,11 @@ starts are spread over it. Skewed routing draws popularities from a bounded powe
 each at T, and hands what is over or missing out in turn, to the emptiest expert of each rank (or from the fullest).
 Tables of `UNCAPPED` versions give what is missing to the most popular experts, with no cap. The busiest rank was
 measured (of even routing, the first). Draws have a fixed seed; a row's loads are means over `DRAWS`.
+
+Rows of `GROUP_LIMITED` op let every token choose 4 of 8 groups of experts first. Of its strided experts, one per
+group, four stay, and their groups give it a second each: half the experts are ever active. Of drawn experts the share
+`STAY` stays (the expected number in the best four groups, of 8 drawn among 8 groups of 32: 6.68), and the rest of the
+rows goes to experts that are active anyway.
 """
 
 from functools import cache
@@ -14,10 +19,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from predictors.moe.loads import TILES, Loads
-from predictors.table import OperatorTable
+from predictors.table import GROUP_LIMITED, OperatorTable
 
 
 DRAWS = 16
+STAY = 6.68 / 8.0
 UNCAPPED = (("vllm", "0.14.0"), ("trtllm", "1.0.0"))
 KEY = ("tokens", "experts", "top_k", "ep", "skew")
 
@@ -26,11 +32,11 @@ def table_loads(table: OperatorTable) -> Loads:
     """Loads of every row; where a row tells how many experts were active, or how full the fullest was, from that."""
     keys = np.stack([np.nan_to_num(table[name]) for name in KEY], axis=1)
     builds = zip(table["engine"].tolist(), table["engine_version"].tolist(), strict=True)
-    keys = np.column_stack([keys, [build in UNCAPPED for build in builds]])
+    keys = np.column_stack([keys, [build in UNCAPPED for build in builds], table["op"] == GROUP_LIMITED])
     known = np.isfinite(table["active"])
-    keys[known] = (1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
+    keys[known] = (1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
     distinct, place = np.unique(keys, axis=0, return_inverse=True)
-    found = np.array([_loads(*map(int, key[:4]), float(key[4]), bool(key[5])) for key in distinct])[place]
+    found = np.array([_loads(*map(int, key[:4]), float(key[4]), *map(bool, key[5:])) for key in distinct])[place]
     rows: Any = found[:, 0]
     active: Any = found[:, 1]
     padded: Any = found[:, 2:].T
@@ -43,15 +49,20 @@ def table_loads(table: OperatorTable) -> Loads:
 
 
 @cache
-def _loads(tokens: int, experts: int, top_k: int, ranks: int, skew: float, uncapped: bool) -> tuple[float, ...]:
+def _loads(
+    tokens: int, experts: int, top_k: int, ranks: int, skew: float, uncapped: bool, grouped: bool
+) -> tuple[float, ...]:
     """Rows, active experts and padded rows of the measured rank."""
-    if skew == 0.0:
+    if skew == 0.0 and grouped:
+        counts = 2 * strided(tokens, experts // 2, top_k // 2)[None]
+    elif skew == 0.0:
         counts = strided(tokens, experts, top_k)[None, : max(experts // ranks, 1)]
     else:
         drawn = skewed(tokens, experts, top_k, ranks, skew, uncapped)
         counts = drawn[np.arange(DRAWS), drawn.sum(axis=2).argmax(axis=1)]
-    padded = (float((np.ceil(counts / tile) * tile).sum(axis=1).mean()) for tile in TILES)
-    return float(counts.sum(axis=1).mean()), float((counts > 0).sum(axis=1).mean()), *padded
+    active = 1.0 - (1.0 - STAY if grouped and skew else 0.0) ** counts
+    padded = (float((active * np.ceil(counts / tile) * tile).sum(axis=1).mean()) for tile in TILES)
+    return float(counts.sum(axis=1).mean()), float(active.sum(axis=1).mean()), *padded
 
 
 def strided(tokens: int, experts: int, top_k: int) -> Int[np.ndarray, " expert"]:

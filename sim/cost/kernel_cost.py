@@ -16,6 +16,7 @@ from sim.cost.model import CostModel
 from sim.cost.prefill import PrefillTerms
 from sim.cost.priced import Priced, claims
 from sim.cost.recurrent import RecurrentTerms
+from sim.cost.service import in_service
 from sim.cost.slots import slots_first
 from sim.cost.stats import LENGTHS, BatchStats
 from sim.cost.step_cost import StepCost
@@ -62,7 +63,8 @@ class KernelCost(CostModel):
 
     def terms(self, plan: PlanArrays) -> StepTerms:
         """What of a step's price does not depend on the batch. Whoever prices many batches computes it once."""
-        device = plan.device
+        work = work_terms(plan)
+        plan, device = in_service(plan), plan.device
         states = slots_first(plan.recurrent)
         return StepTerms(
             gemm=self.gemm.terms(plan.gemm, device),
@@ -73,7 +75,7 @@ class KernelCost(CostModel):
             elementwise=self.elementwise.terms(plan.elementwise, device),
             collective=collective_terms(plan.collective),
             sampler=self.sampler.terms(device),
-            work=work_terms(plan),
+            work=work,
             launch=launch_terms(device),
             kinds=slots_first(plan.attention),
             states=states,

@@ -194,6 +194,10 @@ def _device_arrays(
         "launch_s": submit_s,
         "gap_s": gap_s,
         "host_s": device.host_step_s + host_s,
+        "product_time": 1.0,
+        "attention_time": 1.0,
+        "expert_time": 1.0,
+        "elementwise_time": 1.0,
     }
     arrays: dict[str, Any] = {name: np.asarray(value, np.float64) for name, value in rates.items()}
     return DeviceArrays(**arrays)

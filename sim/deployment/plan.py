@@ -168,7 +168,8 @@ class DeviceArrays(eqx.Module):
 
     `launch_s`: CPU seconds to submit one step in each graph mode (eager, piecewise, full); `gap_s`: the part of it
     that the device always waits for. `sampler_kernels` turn logits into tokens; they move `sampler_bytes_per_row` per
-    emitting row `sampler_passes` times.
+    emitting row `sampler_passes` times. `*_time`: factors on the time of kernels that servers were seen to take
+    (`sim.cost.service`), 1 where none was measured.
     """
 
     memory_bytes_per_s: Float[Array, "*config"]
@@ -183,6 +184,10 @@ class DeviceArrays(eqx.Module):
     launch_s: Float[Array, "*config mode"]
     gap_s: Float[Array, "*config mode"]
     host_s: Float[Array, "*config"]
+    product_time: Float[Array, "*config"]
+    attention_time: Float[Array, "*config"]
+    expert_time: Float[Array, "*config"]
+    elementwise_time: Float[Array, "*config"]
 
 
 class PlanArrays(eqx.Module):

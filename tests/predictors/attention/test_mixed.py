@@ -9,6 +9,7 @@ import pytest
 
 from predictors.attention import mixed
 from predictors.attention.mixed_form import START, Cut, Heads, Lengths, kernel_s, prefill_terms
+from predictors.attention.mixed_kernels import allowed_for
 from predictors.attention.mixed_rows import heads_of, lengths_of, names_of
 from sim.cost.analytic import analytic_cost
 from sim.cost.prefill import PREFILL_AXES, prefill_s
@@ -31,6 +32,14 @@ TEXTS = {
 CUT = Cut(128.0, 0.0, 1.0, 1.0)
 BATCHES = 200
 NODES = [axis.nodes() for axis in PREFILL_AXES]
+
+
+def test_latent_prefill_falls_back_on_another_engine():
+    kernels = ("sglang|1|flash_attention|bf16|2|320", "sglang|1|fa3|bf16|2|256", "trtllm|1|default|bf16|2|320")
+    # SGLang's latent rows are of the absorbed form: TensorRT-LLM's stand in; an engine's own come first.
+    assert allowed_for(kernels, "sglang").tolist() == [0.0, 1.0, 1.0]
+    assert allowed_for(kernels, "trtllm").tolist() == [0.0, 0.0, 1.0]
+    assert allowed_for(kernels, "vllm").tolist() == [1.0, 1.0, 1.0]
 
 
 def batches(tokens, chunks, prior, decodes, keys, **columns):

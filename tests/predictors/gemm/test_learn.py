@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from predictors import gemm
+from predictors.family import Fitted
 from predictors.gemm.relations import chosen
 from predictors.gemm.rows import kernel_names, nearest, used
 from predictors.variants import expected_error, version_key
@@ -62,6 +63,13 @@ def test_which_kernel_an_engine_runs(fitted):
     assert fitted.kernels[choice[bf16]] == "vllm/0.24.0 bf16 in a model"
     assert (measured[bf16], measured[fp8]) == (1.0, 0.0)
     assert version_key("0.24.0") > version_key("0.9.1") and version_key("1.3.0rc20") == (1, 3, 0, 20)
+
+
+def test_a_row_that_quantises_too_stands_behind_a_bare_product():
+    kernels = ("trtllm/1.3.0 fp8", "sglang/0.5.14 fp8", "trtllm/1.3.0 bf16", "sglang/0.5.14 bf16")
+    arrays = {"rows": np.array([9.0, 1.0, 9.0, 1.0]), "stand_in": np.full(4, -1.0)}
+    choice, _ = chosen(Fitted("gemm", 1, arrays, kernels), "trtllm")
+    assert (choice[FORMATS.index("fp8")], choice[FORMATS.index("bf16")]) == (1, 2)
 
 
 def test_splits_hold_out_whole_shapes(known_table, h100):

@@ -59,7 +59,7 @@ def known_table(h100):
     ]
     names = ("tokens", "experts", "top_k", "hidden", "inter", "tp", "ep", "skew", "kernel")
     table = expert_table(**{name: list(values) for name, values in zip(names, zip(*grid, strict=True), strict=True)})
-    rows = rows_of(table, h100, ("vllm bf16 k", "vllm bf16 slow"))
+    rows = rows_of(table, h100, ("vllm/0.24.0 bf16 k", "vllm/0.24.0 bf16 slow"))
     constants = {name: np.asarray(value, np.float64)[..., None] * np.ones(len(table)) for name, value in START.items()}
     seconds = moe_parts(constants | {"untuned": np.zeros(len(table))}, rows.work, rows.loads, rows.tokens).seconds
     return expert_table(np.asarray(seconds) * (1.0 + rows.code), **table.columns, kernel=table["kernel"].tolist())

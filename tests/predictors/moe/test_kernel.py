@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from predictors import moe
+from predictors.family import Fitted
 from predictors.moe.kernel import chosen_kernels, learned_moe
 from predictors.variants import age
 from sim.deployment.formats import FORMATS
@@ -71,7 +72,7 @@ def test_faster_memory_helps_and_the_gradient_says_so(priced, plan):
 def test_the_kernel_follows_format_engine_and_version(fitted):
     choice, measured = chosen_kernels(fitted, "vllm")
     bf16, fp8 = FORMATS.index("bf16"), FORMATS.index("fp8")
-    assert fitted.kernels[choice[bf16, 1, 0]] in ("vllm bf16 k", "vllm bf16 slow")
+    assert fitted.kernels[choice[bf16, 1, 0]] in ("vllm/0.24.0 bf16 k", "vllm/0.24.0 bf16 slow")
     assert measured[bf16, 1, 0] == 1.0 and measured[bf16, 0, 0] == 0.0 and measured[fp8, 1, 0] == 0.0
     assert not chosen_kernels(fitted, "sglang")[1].any()
     # 0.23 runs what 0.19 ran; older than all: the oldest; without a version the newest
@@ -81,6 +82,25 @@ def test_the_kernel_follows_format_engine_and_version(fitted):
         "0.19.0",
         "0.24.0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "engine", "dtype", "wanted"),
+    [
+        # what the published recipes set, however few its rows
+        (("trtllm/1.3.0 nvfp4 cutlass", "trtllm/1.3.0 nvfp4 moe_torch_flow_min_latency"), "trtllm", "nvfp4", 1),
+        # the newer table, if the older was profiled without tuned tiles; else the newest up to the version that runs
+        (("sglang/0.5.10 bf16 sglang_fused_moe_triton", "sglang/0.5.14 bf16 other"), "sglang/0.5.9", "bf16", 1),
+        (("sglang/0.5.10 bf16 other", "sglang/0.5.14 bf16 other"), "sglang/0.5.9", "bf16", 0),
+        (("sglang/0.5.10 bf16 other", "sglang/0.5.14 bf16 other"), "sglang/0.5.20", "bf16", 1),
+        # its own before another's
+        (("vllm/0.24.0 bf16 k", "trtllm/1.3.0 bf16 k"), "trtllm", "bf16", 1),
+    ],
+)
+def test_what_servers_run(kernels, engine, dtype, wanted):
+    arrays = {"signature": np.ones((2, 2, 2)), "rows": np.array([9.0, 1.0])}
+    choice, measured = chosen_kernels(Fitted("moe", 2, arrays, kernels), engine)
+    assert choice[FORMATS.index(dtype), 1, 0] == wanted and measured[FORMATS.index(dtype), 1, 0] == 1.0
 
 
 def test_skewed_popularity_costs_ranks(fitted, h100):

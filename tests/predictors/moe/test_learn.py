@@ -7,8 +7,9 @@ import pytest
 from predictors import moe
 from predictors.moe.form import START, Experts, moe_parts
 from predictors.moe.loads import Loads
-from predictors.moe.rows import doubtful, kernel_names, used
+from predictors.moe.rows import LOPSIDED, doubtful, kernel_names, used
 from predictors.moe.series import KNOTS, curves_of, fit_curves, hats
+from predictors.table import GROUP_LIMITED
 from tests.predictors.moe.conftest import expert_table
 
 
@@ -40,7 +41,7 @@ def test_a_fit_finds_a_known_device(fitted, known_table, h100):
     found = moe.predict(fitted, known_table, h100)
     error = np.abs(found.seconds / known_table.seconds - 1.0)
     assert np.median(error) < 0.05 and np.quantile(error, 0.9) < 0.25
-    assert fitted.kernels == ("vllm bf16 k", "vllm bf16 slow")
+    assert fitted.kernels == ("vllm/0.24.0 bf16 k", "vllm/0.24.0 bf16 slow")
     # A kernel that the fit does not know takes the one of the most like name.
     other = expert_table(tokens=[64.0], kernel=["slow"], engine=["sglang"])
     alike = expert_table(tokens=[64.0], kernel=["slow"])
@@ -71,7 +72,19 @@ def test_what_a_fit_leaves_out():
         op=["experts", "experts", "experts", "experts", "experts_eplb"],
     )
     assert used(table).tolist() == [False, True, False, False, False]
-    assert kernel_names(table)[1] == "vllm bf16 new"
+    assert kernel_names(table)[1] == "vllm/0.24.0 bf16 new"
+
+
+def test_even_rows_that_do_not_reach_all_experts_are_left_out():
+    # Of group-limited ones those on several ranks; of the lopsided kernel those on one.
+    table = expert_table(
+        tokens=[1.0] * 6,
+        op=[GROUP_LIMITED] * 3 + ["experts"] * 3,
+        ep=[1.0, 2.0, 2.0, 1.0, 2.0, 1.0],
+        skew=[0.0, 0.0, 1.2, 0.0, 0.0, 1.2],
+        kernel=["k"] * 3 + [LOPSIDED] * 3,
+    )
+    assert used(table).tolist() == [True, False, True, False, True, True]
 
 
 def test_a_rank_with_less_work_that_takes_longer_is_doubtful():

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from predictors.moe.loads import TILES, expected_loads
-from predictors.moe.sampled import DRAWS, _in_turn, _to_the_largest, skewed, strided, table_loads
+from predictors.moe.sampled import DRAWS, STAY, _in_turn, _to_the_largest, skewed, strided, table_loads
+from predictors.table import GROUP_LIMITED
 from tests.predictors.moe.conftest import expert_table
 
 
@@ -54,6 +55,19 @@ def test_known_loads_are_taken_as_they_are():
     found = table_loads(table)
     assert (found.rows[0], found.active[0]) == (256.0, 8.0)
     assert found.padded[:, 0].tolist() == [max(8 * tile, 256 + 8 * (tile - 1) / 2) for tile in TILES]
+
+
+def test_group_limited_rows_by_hand():
+    # 8 of 256 experts over 8 groups of 32. Even: a token keeps one expert in each of 4 groups and gets a second one in
+    # each, so 16 tokens reach 64 experts with 2 rows each, 64 tokens all of half the experts with 4.
+    table = expert_table(tokens=[16.0, 64.0], experts=[256.0] * 2, top_k=[8.0] * 2, op=[GROUP_LIMITED] * 2)
+    found = table_loads(table)
+    assert found.active.tolist() == [64.0, 128.0] and found.rows.tolist() == [128.0, 512.0]
+    assert found.padded[0].tolist() == [16.0 * 64, 16.0 * 128]
+    # Drawn: an expert with c rows stays active unless none of them stays, 1 - (1 - 6.68/8)^c.
+    names = {"tokens": [16.0], "experts": [256.0], "top_k": [8.0], "skew": [1.2]}
+    free, limited = table_loads(expert_table(**names)), table_loads(expert_table(**names, op=[GROUP_LIMITED]))
+    assert free.rows[0] == limited.rows[0] and STAY * free.active[0] < limited.active[0] < free.active[0]
 
 
 def test_even_routing_by_hand():
