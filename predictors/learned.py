@@ -32,20 +32,20 @@ def artifact_for(device: DeviceConf, predictor: str = "auto") -> Artifact | None
 
     **Arguments:**
 
-    - `predictor`: "auto": what was shipped for the device, if anything; "analytic": none; else a folder that
-      `headway calibrate` wrote.
+    - `predictor`: "auto", "kernels": what was shipped for the device, if anything; "analytic": none; else a folder
+      that `headway calibrate` wrote.
 
     **Raises:** ValueError for a folder that is none, or of another device.
     """
     if predictor == "analytic":
         return None
-    if predictor == "auto":
+    if predictor in ("auto", "kernels"):
         folder = shipped().get(device.name)
         return None if folder is None else _shipped(folder)
     path = Path(predictor).expanduser()
     if not (path / "card.json").is_file():
         raise ValueError(
-            f"predictor must be auto, analytic or a folder that `headway calibrate` wrote, got {predictor}."
+            f"predictor must be auto, kernels, analytic or a folder that `headway calibrate` wrote, got {predictor}."
         )
     artifact = load(path)
     if artifact.card["device"] != device.name:

@@ -1,47 +1,82 @@
-"""What published measurements of servers have taught of an engine on a device, beside the tables of kernels.
+"""What measurements of whole servers have taught of an engine on a device, beside the tables of its kernels.
 
-`served.json` holds, for each engine and device that was measured as a whole, the constants of `predictors.run_fit` with
-which simulated servers meet the measured ones, how well they are known, and the errors before and after, on the rows
-they were fitted to and on later ones. `headway calibrate --from TABLE.csv` (`calibration.serving.responses`) makes it.
-They hold on top of what `predictor=auto` takes for the device, learned or analytic.
+A file holds, for each engine and device of a table of measured servers, the constants of `predictors.run_fit` with
+which simulated servers meet the measured ones, how well they are known, and the errors before and after. `headway
+calibrate --from TABLE.csv` makes it (`calibration.serving.taught`). The one that comes with Headway holds on top of
+what `predictor=auto` takes for the device, learned or analytic; `predictor=kernels` is without it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from predictors.run_fit import adjusted
+from predictors import run_fit, store
 from sim.deployment.plan import Plan
+from sim.documents import read_mapping
 
 
 SCHEMA = "headway.served/1"
-SHIPPED = Path(__file__).parent / "served.json"
+FILE = "served.json"
+
+
+def save(path: Path, head: Mapping[str, Any], fits: Sequence[Mapping[str, Any]]) -> None:
+    """Write `fits`, each with `engine`, `device` (full name), `values`, `spread`, `rows`, `before` and `after`.
+
+    `head`: `data`, `sha256` and `date` of the table, `until`: the day from which rows were left out.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"schema": SCHEMA} | dict(head) | {"fits": list(fits)}, indent=1, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 @cache
-def served(path: Path = SHIPPED) -> Mapping[tuple[str, str], Mapping[str, Any]]:
-    """The fits by engine and device (full name).
+def load(path: Path) -> Mapping[str, Any]:
+    """Read a file that `save` wrote.
 
     **Raises:** ValueError for another schema.
     """
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_mapping(path)
     if content.get("schema") != SCHEMA:
         raise ValueError(f"{path}: schema must be {SCHEMA}, got {content.get('schema')!r}.")
-    return {(fit["engine"], fit["device"]): fit for fit in content["fits"]}
+    return content
 
 
-def as_served(plan: Plan) -> Plan:
-    """The plan with what was learned of its engine on its device; the plan itself where nothing was."""
-    fit = served().get((plan.engine.name, plan.device.name))
-    if fit is None:
-        return plan
-    return adjusted(plan, fit["values"], f"{fit['rows']} published measurements of servers, {served_source()}")
+def shipped() -> Path | None:
+    """The file that comes with Headway."""
+    path = store.SHIPPED / FILE
+    return path if path.is_file() else None
 
 
-@cache
-def served_source(path: Path = SHIPPED) -> str:
-    """What the fits were learned from, in words."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return f"{content['data']}, before {content['until']}"
+def taught_plan(predictor: str, plan: Plan) -> tuple[str, Plan]:
+    """What prices the kernels of `plan` under `predictor`, and the plan with what servers have taught.
+
+    **Raises:** ValueError for a file that cannot be read, or that was learned elsewhere.
+    """
+    if not predictor.endswith(".json"):
+        path = shipped() if predictor == "auto" else None
+        return predictor, plan if path is None else as_served(plan, path)
+    path = Path(predictor).expanduser()
+    if read_mapping(path).get("schema") == SCHEMA:
+        known = [(fit["engine"], fit["device"]) for fit in load(path)["fits"]]
+        if (plan.engine.name, plan.device.name) not in known:
+            pairs = "; ".join(f"{engine} on {device}" for engine, device in known)
+            raise ValueError(
+                f"predictor={predictor} knows {pairs}, got {plan.engine.name} on {plan.device.name}; "
+                "set predictor=auto or another file."
+            )
+        return "kernels", as_served(plan, path)
+    learned = run_fit.load(path)
+    beneath, plan = taught_plan(learned.predictor, plan)
+    return beneath, learned.apply(plan)
+
+
+def as_served(plan: Plan, path: Path) -> Plan:
+    """The plan with what `path` has learned of its engine on its device; the plan itself where that is nothing."""
+    content = load(path)
+    for fit in content["fits"]:
+        if (fit["engine"], fit["device"]) == (plan.engine.name, plan.device.name):
+            source = f"{fit['rows']} measurements of servers before {content['until']}: {content['data']}"
+            return run_fit.adjusted(plan, fit["values"], source)
+    return plan

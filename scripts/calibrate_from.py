@@ -40,7 +40,12 @@ def run(arguments: Arguments, path_given: str) -> Answer:
     path = user_path(path_given, "--from")
     if not path.is_dir():
         from calibration.from_run import bench_result, engine_log
+        from calibration.serving.table import is_table
 
+        if is_table(path):
+            from scripts import calibrate_served
+
+            return calibrate_served.run(own, path, out, not arguments.switch("--json"))
         if not bench_result.matches(path):
             engine = engine_log.engine_of(path)
             if engine is None:

@@ -10,7 +10,6 @@ import importlib.metadata
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from conf.compose import compose
 from conf.schema import SimulateConf
 from predictors.learned import artifact_for, cost_rows, learned_cost
-from predictors.run_fit import load as load_run_fit
+from predictors.served import taught_plan
 from sim.cost.analytic import analytic_cost
 from sim.cost.lockstep import LockstepPrices, lockstep_prices, lockstep_steps
 from sim.cost.model import CostModel
@@ -150,9 +149,8 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
         raise Infeasible(budget.verdict)
     if workload is None:
         workload = build_workload(conf.workload, conf.seed)
-    learned = load_run_fit(Path(conf.predictor)) if conf.predictor.endswith(".json") else None
-    artifact = artifact_for(device, learned.predictor if learned else conf.predictor)
-    plan = learned.apply(plan) if learned else plan
+    predictor, plan = taught_plan(conf.predictor, plan)
+    artifact = artifact_for(device, predictor)
     cost = analytic_cost() if artifact is None else learned_cost(artifact, device, plan.engine.name)
     job = Job(conf, plan, budget, workload, cost, cost_rows(artifact, device), artifact is None)
     running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)

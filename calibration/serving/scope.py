@@ -1,6 +1,7 @@
 """Which rows of the table count, and why the others do not: by what the row says, never by what we predict."""
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from hashlib import sha256
 
@@ -12,6 +13,9 @@ ENGINES = ("vllm", "sglang", "trtllm")
 DUPLICATE = "duplicate"
 DISAGGREGATED = "disaggregated"
 ADMISSION_LIMITED = "admission-limited"
+
+LONG_ANSWER = 2048
+"""Tokens."""
 
 STILL_SIMULATED = (DUPLICATE, ADMISSION_LIMITED)
 """Excluded rows that can be simulated all the same; their errors are shown apart."""
@@ -52,6 +56,27 @@ def chosen(rows: Sequence[Row], limit: int | None) -> list[Row]:
     if limit is None or limit >= len(rows):
         return list(rows)
     return sorted(sorted(rows, key=lambda row: (_hash(row), row.line))[:limit], key=lambda row: row.line)
+
+
+def sampled(rows: Sequence[Row], loads: int) -> list[tuple[Row, float]]:
+    """Up to `loads` different loads of each deployment, and how many rows each of them stands for.
+
+    By hash; at most one of long answers, whose simulation takes as long as that of all others.
+    """
+    deployments: dict[tuple, list[Row]] = defaultdict(list)
+    for row in rows:
+        key = (row.hardware, row.engine, row.model, row.precision, row.num_gpus, row.tp, row.ep, row.dp)
+        deployments[key].append(row)
+    found: list[tuple[Row, float]] = []
+    for mine in deployments.values():
+        taken: dict[tuple, Row] = {}
+        for row in sorted(mine, key=lambda row: (_hash(row), row.line)):
+            load = (row.isl, row.osl, row.concurrency)
+            long = row.osl > LONG_ANSWER and any(osl > LONG_ANSWER for _, osl, _ in taken)
+            if load not in taken and not long and len(taken) < loads:
+                taken[load] = row
+        found += [(row, len(mine) / len(taken)) for row in taken.values()]
+    return found
 
 
 def _hash(row: Row) -> str:

@@ -93,6 +93,13 @@ class Row:
         return found[1].strip() if found else None
 
 
+def is_table(path: Path) -> bool:
+    """Whether the file's first line is the header of such a table."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        header = file.readline().strip().split(",")
+    return {"engine", "concurrency_or_qps"} <= set(header)
+
+
 def read_table(path: Path) -> list[Row]:
     """The rows of a measured-serving table. `ValueError`, one sentence with file and line, for what cannot be read."""
     lines = read_text(path).splitlines()

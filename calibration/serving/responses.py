@@ -1,0 +1,119 @@
+"""How a measured row's latencies answer to the constants that servers teach: its simulation, with decisions frozen.
+
+When every step k takes `c_k` seconds longer, TTFT and TPOT follow linearly (`calibration.from_run.frozen`). So one
+simulation tells what a factor on the time of a kind of kernel changes: that of its seconds in each step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from calibration.from_run.frozen import Frozen, frozen
+from calibration.from_run.priced import BATCH
+from predictors.run_fit import adjusted_arrays
+from sim import api
+from sim.cost.launch import exposed_launch_s, launch_terms
+from sim.cost.table import price_steps
+
+
+PARTS = {
+    "products": ("gemm_s", "head_s"),
+    "attention": ("attention_s",),
+    "experts": ("moe_s",),
+    "elementwise": ("elementwise_s",),
+    "links": ("collective_s",),
+}
+"""Components of a step's time by the constant that scales them; of the rate of `links` the inverse does."""
+SUBMITTED = (0.5, 2.0, 4.0)
+"""Factors on the time of submitting at which the steps are priced: what the device hides of it is no linear matter."""
+ON_DEVICE = ("gemm_s", "moe_s", "elementwise_s", "collective_s")
+"""The device's work that hides submitting, as in `sim.cost.kernel_cost`."""
+MIDDLE = (0.4, 0.6)
+"""A median answers as the requests between these quantiles do."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """`ttft_s`, `tpot_s`: as simulated; by constant, what one more of it adds to each.
+
+    One more: of a factor on time, 1; of seconds, a second. `eager`: TTFT and TPOT at each of `SUBMITTED`, less those as
+    simulated.
+    """
+
+    engine: str
+    device: str
+    ttft_s: float
+    tpot_s: float
+    ttft: Mapping[str, float]
+    tpot: Mapping[str, float]
+    eager: tuple[tuple[float, float], ...]
+
+
+def respond(job: api.Job, statistic: str) -> Response:
+    """Simulate `job` and tell how the `mean` or the median (`p50`) of its latencies answers.
+
+    **Raises:** ValueError as `calibration.from_run.frozen.frozen`.
+    """
+    result = api.run(job)
+    still = frozen(result)
+    columns = {name: np.asarray(getattr(result.steps, name))[still.order] for name in BATCH}
+    seconds = {name: np.asarray(value) for name, value in price_steps(job.cost, job.plan.arrays, columns).items()}
+    still_s = np.zeros(len(still.order))
+    base, mine = _latencies(still, still_s), {}
+    changes: dict[str, Any] = {name: sum(seconds[part] for part in parts) for name, parts in PARTS.items()}
+    changes["host_s"] = np.ones(len(still.order))
+    for name, change_s in changes.items():
+        mine[name] = _difference(_latencies(still, change_s), base, statistic)
+    eager = []
+    for factor in SUBMITTED:
+        more_s = _exposed_s(job, columns, seconds, factor) - seconds["launch_s"]
+        eager.append(_difference(_latencies(still, more_s), base, statistic))
+    ttft_s, tpot_s = (_statistic(values, values, statistic) for values in base)
+    return Response(
+        engine=job.plan.engine.name,
+        device=job.plan.device.name,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        ttft={name: first for name, (first, _) in mine.items()} | {"request_s": 1.0},
+        tpot={name: between for name, (_, between) in mine.items()} | {"request_s": 0.0},
+        eager=tuple(eager),
+    )
+
+
+def _exposed_s(
+    job: api.Job, columns: Mapping[str, np.ndarray], seconds: Mapping[str, np.ndarray], factor: float
+) -> Float[np.ndarray, " step"]:
+    """Seconds of submitting each step that the device waits for, were submitting `factor` times as long."""
+    terms = launch_terms(adjusted_arrays(job.plan.arrays, {"eager": factor}).device)
+    device_s: Any = sum(seconds[name] for name in ON_DEVICE)
+    tokens: Any
+    mode: Any
+    tokens, mode = columns["padded_tokens"], columns["graph_mode"]
+    return np.asarray(exposed_launch_s(terms, tokens, mode, device_s))
+
+
+def _latencies(still: Frozen, change_s: Any) -> tuple[np.ndarray, np.ndarray]:
+    """TTFT, and TPOT of requests of several tokens."""
+    ttft_s, e2el_s = (np.asarray(values) for values in still.latencies(change_s))
+    several = still.tokens > 1
+    return ttft_s, ((e2el_s - ttft_s) / np.maximum(still.tokens - 1, 1))[several]
+
+
+def _difference(
+    changed: tuple[np.ndarray, np.ndarray], base: tuple[np.ndarray, np.ndarray], statistic: str
+) -> tuple[float, float]:
+    first, between = (_statistic(new - old, old, statistic) for new, old in zip(changed, base, strict=True))
+    return first, between
+
+
+def _statistic(values: np.ndarray, order: np.ndarray, statistic: str) -> float:
+    """Mean of `values`; for a median, of those in the middle by `order`."""
+    if not len(values):
+        return 0.0
+    if statistic != "mean":
+        low, high = np.quantile(order, MIDDLE)
+        values = values[(order >= low) & (order <= high)]
+    return float(np.mean(values))

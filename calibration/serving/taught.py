@@ -1,0 +1,124 @@
+"""The constants with which simulated servers meet measured ones, for each engine and device of a serving table.
+
+For each pair the misfit of all its rows is descended by Gauss-Newton steps with Huber weights:
+
+    sum over rows of weight [rho(log(TTFT/measured)/LEFT_TTFT) + rho(log(TPOT/measured)/LEFT_TPOT)]
+    + sum over constants of ((constant - start)/prior)^2
+
+Factors are fitted by their logarithm. The latencies of a row follow from its response
+(`calibration.serving.responses`), so that the descent costs no simulation. What a pair's rows do not tell stays at its
+prior.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from calibration.serving.responses import SUBMITTED, Response
+
+
+KNOBS = ("products", "attention", "experts", "elementwise", "links", "eager", "host_s", "request_s")
+PRIOR = {
+    "products": 0.15,
+    "attention": 0.25,
+    "experts": 0.25,
+    "elementwise": 0.25,
+    "links": 0.3,
+    "eager": 0.7,
+    "host_s": 1e-3,
+    "request_s": 30e-3,
+}
+"""Standard deviation a priori: of a factor's logarithm, or in seconds."""
+LEFT_TTFT, LEFT_TPOT = 0.2, 0.08
+"""What is left of a row's misfit however good the constants."""
+HUBER = 1.0
+STEPS = 40
+
+
+@dataclass(frozen=True)
+class Taught:
+    """`values` as `predictors.run_fit.adjusted` reads them; `spread` of each; relative errors of all rows by metric."""
+
+    engine: str
+    device: str
+    values: dict[str, float]
+    spread: dict[str, float]
+    before: dict[str, np.ndarray]
+    after: dict[str, np.ndarray]
+
+
+def taught(
+    responses: Sequence[Response],
+    measured_s: Float[np.ndarray, "row 2"],
+    weights: Float[np.ndarray, " row"],
+    fitted: Sequence[bool] | None = None,
+) -> Taught:
+    """The constants of one engine on one device.
+
+    **Arguments:**
+
+    - `measured_s`: TTFT and TPOT of each row.
+    - `weights`: how many rows of the table each stands for.
+    - `fitted`: which rows count; errors are told of all.
+    """
+    counts = np.ones(len(responses)) if fitted is None else np.asarray(fitted, float)
+    point = np.zeros(len(KNOBS))
+    prior = np.array([PRIOR[name] for name in KNOBS])
+    scale = np.array([LEFT_TTFT, LEFT_TPOT])
+    for _ in range(STEPS):
+        error, slope = _misfit(responses, measured_s, point)
+        size = np.abs(error) / scale
+        huber = np.minimum(1.0, HUBER / np.maximum(size, 1e-9))
+        weight = (weights * counts)[:, None] * huber / scale**2
+        gram = np.einsum("rm,rmi,rmj->ij", weight, slope, slope) + np.diag(prior**-2.0)
+        moment = np.einsum("rm,rm,rmi->i", weight, error, slope) + point / prior**2
+        change = np.clip(np.linalg.solve(gram, -moment), -0.5 * prior, 0.5 * prior)
+        point = point + change
+        if np.abs(change / prior).max() < 1e-4:
+            break
+    spread = np.sqrt(np.diag(np.linalg.inv(gram)))
+    values = {
+        name: float(value if name.endswith("_s") else np.exp(value)) for name, value in zip(KNOBS, point, strict=True)
+    }
+    values["links"] = 1.0 / values["links"]
+    before, after = (np.expm1(_misfit(responses, measured_s, at)[0]) for at in (0.0 * point, point))
+    names = ("ttft", "tpot")
+    return Taught(
+        responses[0].engine,
+        responses[0].device,
+        values,
+        dict(zip(KNOBS, spread.tolist(), strict=True)),
+        {name: before[:, index] for index, name in enumerate(names)},
+        {name: after[:, index] for index, name in enumerate(names)},
+    )
+
+
+def _misfit(
+    responses: Sequence[Response], measured_s: Float[np.ndarray, "row 2"], point: Float[np.ndarray, " knob"]
+) -> tuple[Float[np.ndarray, "row 2"], Float[np.ndarray, "row 2 knob"]]:
+    """log(simulated/measured) of TTFT and TPOT, and its slopes."""
+    at: Mapping[str, float] = dict(zip(KNOBS, point.tolist(), strict=True))
+    found = np.empty((len(responses), 2))
+    slopes = np.zeros((len(responses), 2, len(KNOBS)))
+    factors = np.array([0.0, *SUBMITTED[:1], 1.0, *SUBMITTED[1:]])
+    for row, one in enumerate(responses):
+        for metric, (start_s, by) in enumerate(((one.ttft_s, one.ttft), (one.tpot_s, one.tpot))):
+            total = start_s
+            for knob, name in enumerate(KNOBS):
+                if name == "eager":
+                    half, *more = (pair[metric] for pair in one.eager)
+                    curve = np.array([2.0 * half, half, 0.0, *more])
+                    factor = float(np.exp(at[name]))
+                    total += float(np.interp(factor, factors, curve))
+                    near = [factor * 0.98, factor * 1.02]
+                    slopes[row, metric, knob] = float(np.diff(np.interp(near, factors, curve))[0]) / 0.04
+                elif name.endswith("_s"):
+                    total += by[name] * at[name]
+                    slopes[row, metric, knob] = by[name]
+                else:
+                    total += by[name] * np.expm1(at[name])
+                    slopes[row, metric, knob] = by[name] * np.exp(at[name])
+            found[row, metric] = max(total, 0.05 * start_s, 1e-6)
+    return np.log(found / measured_s), slopes / found[..., None]
