@@ -22,9 +22,15 @@ from sim.deployment.formats import FORMATS
 from sim.deployment.plan import DeviceArrays, MoeSlots
 
 
-SERVED = {("trtllm", "nvfp4"): ("moe_torch_flow_min_latency",)}
-"""By engine and type: kernels that servers choose where several were profiled. TensorRT-LLM's published Blackwell
-recipes set `moe_config.backend: TRTLLM`."""
+SERVED = {
+    ("trtllm", "nvfp4"): ("trtllm", "moe_torch_flow_min_latency"),
+    ("trtllm", "fp8_block"): ("sglang", "sglang_flashinfer_trtllm_moe"),
+}
+"""By engine and stored format: whose kernel, and which, servers choose where it was profiled.
+
+TensorRT-LLM's published Blackwell recipes set `moe_config.backend: TRTLLM`. Of its 8-bit kernels its own tables hold
+another backend's only; SGLang's hold the same library.
+"""
 UNTUNED = {("sglang", "0.5.10"): ("sglang_fused_moe_triton",)}
 """Profiled without the tuned tiles that the engine ships: up to twice the time of the same kernel in the next table."""
 
@@ -139,9 +145,9 @@ def learned_moe(fitted: Fitted, engine: str, skew: float = 0.0) -> LearnedMoe:
 def chosen_kernels(fitted: Fitted, engine: str) -> tuple[np.ndarray, np.ndarray]:
     """Kernel for each format, gated or not, spread or not; and whether it was measured as the engine runs it.
 
-    Preference: the format itself, as many bits, the engine's own, seen with this kind of experts, launch left out, what
-    servers run (`SERVED`, not `UNTUNED`), the newest version (of "vllm/0.19.0" the newest up to it, else the oldest),
-    more rows.
+    Preference: the format itself, as many bits, what servers run (`SERVED`), the engine's own, seen with this kind of
+    experts, launch left out, tuned (not `UNTUNED`), the newest version (of "vllm/0.19.0" the newest up to it, else the
+    oldest), more rows.
     """
     engine, _, version = engine.partition("/")
     signature, rows = np.asarray(fitted.arrays["signature"]), np.asarray(fitted.arrays["rows"])
@@ -156,9 +162,9 @@ def chosen_kernels(fitted: Fitted, engine: str) -> tuple[np.ndarray, np.ndarray]
             same, own, seen = stored == FORMATS[form], owners[code] == engine, signature[code, gated, spread] > 0
             alike = bits(stored) == bits(FORMATS[form])
             tuned = names[code] not in UNTUNED.get((owners[code], builds[code]), ())
-            served = names[code] in SERVED.get((owners[code], dtypes[code]), ())
-            rank = (same, alike, own, seen, not kernel.endswith(" launched"), tuned, served)
-            ranked.append((rank, ages[code], rows[code], -code, same and own and seen))
+            served = (owners[code], names[code]) == SERVED.get((engine, FORMATS[form]))
+            rank = (same, alike, served, own, seen, not kernel.endswith(" launched"), tuned)
+            ranked.append((rank, ages[code], rows[code], -code, same and (own or served) and seen))
         *_, code, surely = max(ranked)
         choice[form, gated, spread], measured[form, gated, spread] = -code, float(surely)
     return choice, measured

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sim.cost.attention import attention_terms, used_terms
+from sim.cost.beside import BesideTerms, beside_experts, beside_terms
 from sim.cost.collective import CollectiveTerms, collective_price, collective_terms
 from sim.cost.decode import DecodeTerms
 from sim.cost.head import SamplerConstants, SamplerTerms
@@ -31,6 +32,7 @@ class StepTerms(NamedTuple):
     """
 
     gemm: Any
+    beside: BesideTerms
     emitting: Float[Array, "gemm *config"]
     attention: AttentionTerms
     recurrent: RecurrentTerms
@@ -68,6 +70,7 @@ class KernelCost(CostModel):
         states = slots_first(plan.recurrent)
         return StepTerms(
             gemm=self.gemm.terms(plan.gemm, device),
+            beside=beside_terms(plan.gemm, device),
             emitting=slots_first(plan.gemm.emitting),
             attention=attention_terms(jnp, plan.attention, device, self.decode, self.prefill),
             recurrent=self.recurrent.terms(jnp, states, device),
@@ -88,6 +91,7 @@ class KernelCost(CostModel):
 
         logits = terms.emitting
         products = self.gemm.price(terms.gemm, logits * emitting + (1.0 - logits) * tokens)
+        products = beside_experts(terms.beside, products, tokens)
         body, head = products.times(1.0 - logits).total(), products.times(logits).total()
         moe = self.moe.price(terms.moe, tokens).total()
         elementwise = self.elementwise.price(terms.elementwise, tokens).total()

@@ -231,11 +231,12 @@ def _gemm_slots(products: Mapping[Linear, int], device: DeviceConf) -> GemmSlots
         form = format_of(matrix.dtype, device)
         key = (matrix.n, matrix.k, matrix.bytes_per_param, form.input_bytes, form.flops_per_s)
         code = format_code(matrix.dtype, matrix.bytes_per_param)
-        groups[(*key, float(matrix.rows == "emitting"), float(code))] += count
-    names = ("n", "k", "weight_bytes_per_param", "input_bytes", "flops_per_s", "emitting", "format")
+        beside = matrix.name.startswith("shared_")
+        groups[(*key, float(matrix.rows == "emitting"), float(code), float(beside))] += count
+    names = ("n", "k", "weight_bytes_per_param", "input_bytes", "flops_per_s", "emitting", "format", "beside")
     rows = [dict(zip(names, key, strict=True)) | {"count": count} for key, count in groups.items()]
     neutral = {"n": 1, "k": 1, "weight_bytes_per_param": 2, "input_bytes": 2, "flops_per_s": 1e12, "emitting": 0}
-    neutral["format"] = 0
+    neutral |= {"format": 0, "beside": 0}
     return filled(GemmSlots, rows, GEMM_SLOTS, neutral, "weight shapes")
 
 

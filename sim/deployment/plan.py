@@ -51,7 +51,7 @@ class GemmSlots(eqx.Module):
     `emitting` is 1 where m is the number of emitting rows (LM head), 0 where it is the padded tokens.
     `flops_per_s` is the achieved ceiling at the product's dtype; `count` products of this shape per step.
     `input_bytes` is the size of one element of the activation the product reads; `format` the code of the stored
-    format in `sim.deployment.formats.FORMATS`.
+    format in `sim.deployment.formats.FORMATS`. `beside` is 1 for shared experts, which may run beside the routed ones.
     """
 
     count: Float[Array, "*config gemm"]
@@ -62,6 +62,7 @@ class GemmSlots(eqx.Module):
     flops_per_s: Float[Array, "*config gemm"]
     emitting: Float[Array, "*config gemm"]
     format: Float[Array, "*config gemm"]
+    beside: Float[Array, "*config gemm"]
 
 
 class AttentionSlots(eqx.Module):

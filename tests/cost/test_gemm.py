@@ -15,7 +15,7 @@ from sim.deployment.plan import GemmSlots
 
 def slot(n, k, flops=200e12, weight=2.0):
     values = {"count": 1.0, "n": n, "k": k, "weight_bytes_per_param": weight, "input_bytes": 2.0}
-    values |= {"flops_per_s": flops, "emitting": 0.0, "format": 0.0}
+    values |= {"flops_per_s": flops, "emitting": 0.0, "format": 0.0, "beside": 0.0}
     return GemmSlots(**{name: np.array([value], np.float64) for name, value in values.items()})
 
 

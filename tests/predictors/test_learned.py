@@ -59,7 +59,7 @@ def test_the_artifact_of_another_device_is_refused(folder):
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path, h100):
-    with pytest.raises(ValueError, match="predictor must be auto, analytic or a folder .*, got .*nowhere"):
+    with pytest.raises(ValueError, match="predictor must be auto, kernels, analytic or a folder .*, got .*nowhere"):
         artifact_for(h100, str(tmp_path / "nowhere"))
 
 

@@ -89,6 +89,13 @@ def test_the_kernel_follows_format_engine_and_version(fitted):
     [
         # what the published recipes set, however few its rows
         (("trtllm/1.3.0 nvfp4 cutlass", "trtllm/1.3.0 nvfp4 moe_torch_flow_min_latency"), "trtllm", "nvfp4", 1),
+        # of another engine's tables, if they hold what it runs
+        (
+            ("trtllm/1.3.0 fp8_block deepgemm", "sglang/0.5.14 fp8_block sglang_flashinfer_trtllm_moe"),
+            "trtllm",
+            "fp8_block",
+            1,
+        ),
         # the newer table, if the older was profiled without tuned tiles; else the newest up to the version that runs
         (("sglang/0.5.10 bf16 sglang_fused_moe_triton", "sglang/0.5.14 bf16 other"), "sglang/0.5.9", "bf16", 1),
         (("sglang/0.5.10 bf16 other", "sglang/0.5.14 bf16 other"), "sglang/0.5.9", "bf16", 0),
