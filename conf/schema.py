@@ -35,8 +35,9 @@ class SimulateConf:
     - `percentiles`: of every latency, 0 to 100.
     - `log_interval_s`: seconds between two lines of the engine's log, where its engine goes by time (vLLM's
       VLLM_LOG_STATS_INTERVAL).
-    - `predictor`: prices of steps: "auto", learned kernels where some are shipped for the device; "analytic", none; or
-      a folder that `headway calibrate` wrote.
+    - `predictor`: prices of steps: "auto", learned kernels where some are shipped for the device, and what measured
+      servers taught; "kernels", without the latter; "analytic", without either; or a folder or file that
+      `headway calibrate` wrote.
     - `results`: the folder to write; None: `results/<date and time>` under the current folder.
     """
 

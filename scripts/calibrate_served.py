@@ -134,7 +134,7 @@ def _fit(found: "Taught", rows: int) -> dict[str, Any]:
 
 
 def _lines(fits: list[dict[str, Any]]) -> str:
-    names = [*fits[0]["values"]]
+    names = list(dict.fromkeys(name for fit in fits for name in fit["values"]))
     heads = ("engine", "device", "rows", "TTFT before %", "after %", "TPOT before %", "after %", *names)
     return table(
         heads,
@@ -144,14 +144,17 @@ def _lines(fits: list[dict[str, Any]]) -> str:
                 fit["device"],
                 f"{fit['rows']}",
                 *(f"{100 * fit[when][metric]:.1f}" for metric in ("ttft", "tpot") for when in ("before", "after")),
-                *(
-                    f"{1e3 * fit['values'][name]:+.2f} ms" if name.endswith("_s") else f"x {fit['values'][name]:.2f}"
-                    for name in names
-                ),
+                *(_value(name, fit["values"]) for name in names),
             )
             for fit in fits
         ],
     )
+
+
+def _value(name: str, values: dict[str, float]) -> str:
+    if name not in values:
+        return ""
+    return f"{1e3 * values[name]:+.1f} ms" if name.endswith("_s") else f"x {values[name]:.2f}"
 
 
 def _day(text: str) -> str:

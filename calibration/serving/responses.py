@@ -37,7 +37,8 @@ MIDDLE = (0.4, 0.6)
 
 @dataclass(frozen=True)
 class Response:
-    """`ttft_s`, `tpot_s`: as simulated; by constant, what one more of it adds to each.
+    """`ttft_s`, `tpot_s`: as simulated; by constant, what one more of it adds to each. `estimated`: no kernel of the
+    device was measured.
 
     One more: of a factor on time, 1; of seconds, a second. `eager`: TTFT and TPOT at each of `SUBMITTED`, less those as
     simulated.
@@ -45,6 +46,7 @@ class Response:
 
     engine: str
     device: str
+    estimated: bool
     ttft_s: float
     tpot_s: float
     ttft: Mapping[str, float]
@@ -75,6 +77,7 @@ def respond(job: api.Job, statistic: str) -> Response:
     return Response(
         engine=job.plan.engine.name,
         device=job.plan.device.name,
+        estimated=job.estimated,
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         ttft={name: first for name, (first, _) in mine.items()} | {"request_s": 1.0},

@@ -61,16 +61,20 @@ def chosen(rows: Sequence[Row], limit: int | None) -> list[Row]:
 def sampled(rows: Sequence[Row], loads: int) -> list[tuple[Row, float]]:
     """Up to `loads` different loads of each deployment, and how many rows each of them stands for.
 
-    By hash; at most one of long answers, whose simulation takes as long as that of all others.
+    The newest first, as servers change, then by hash; at most one of long answers, whose simulation takes as long as
+    that of all others. None of data-parallel ranks: their steps wait for each other.
     """
     deployments: dict[tuple, list[Row]] = defaultdict(list)
     for row in rows:
-        key = (row.hardware, row.engine, row.model, row.precision, row.num_gpus, row.tp, row.ep, row.dp)
+        if row.dp > 1:
+            continue
+        key = (row.hardware, row.engine, row.model, row.precision, row.num_gpus, row.tp, row.ep)
         deployments[key].append(row)
     found: list[tuple[Row, float]] = []
     for mine in deployments.values():
         taken: dict[tuple, Row] = {}
-        for row in sorted(mine, key=lambda row: (_hash(row), row.line)):
+        by_hash = sorted(mine, key=lambda row: (_hash(row), row.line))
+        for row in sorted(by_hash, key=lambda row: row.date or "", reverse=True):
             load = (row.isl, row.osl, row.concurrency)
             long = row.osl > LONG_ANSWER and any(osl > LONG_ANSWER for _, osl, _ in taken)
             if load not in taken and not long and len(taken) < loads:

@@ -19,15 +19,18 @@ from jaxtyping import Float
 from calibration.serving.responses import SUBMITTED, Response
 
 
-KNOBS = ("products", "attention", "experts", "elementwise", "links", "eager", "host_s", "request_s")
+HOST = ("eager", "request_s")
+"""What is asked of a device whose kernels were measured: tables tell nothing of submitting and of the server. Factors
+on its kernels' time, found all the same, made later rows worse: servers get faster from release to release."""
+KERNELS = ("products", "attention", "experts", "elementwise", "links")
+"""Asked too of a device that the analytic model prices."""
 PRIOR = {
     "products": 0.15,
     "attention": 0.25,
     "experts": 0.25,
     "elementwise": 0.25,
     "links": 0.3,
-    "eager": 0.7,
-    "host_s": 1e-3,
+    "eager": 0.3,
     "request_s": 30e-3,
 }
 """Standard deviation a priori: of a factor's logarithm, or in seconds."""
@@ -64,11 +67,12 @@ def taught(
     - `fitted`: which rows count; errors are told of all.
     """
     counts = np.ones(len(responses)) if fitted is None else np.asarray(fitted, float)
-    point = np.zeros(len(KNOBS))
-    prior = np.array([PRIOR[name] for name in KNOBS])
+    knobs = (*(KERNELS if responses[0].estimated else ()), *HOST)
+    point = np.zeros(len(knobs))
+    prior = np.array([PRIOR[name] for name in knobs])
     scale = np.array([LEFT_TTFT, LEFT_TPOT])
     for _ in range(STEPS):
-        error, slope = _misfit(responses, measured_s, point)
+        error, slope = _misfit(responses, measured_s, knobs, point)
         size = np.abs(error) / scale
         huber = np.minimum(1.0, HUBER / np.maximum(size, 1e-9))
         weight = (weights * counts)[:, None] * huber / scale**2
@@ -80,33 +84,37 @@ def taught(
             break
     spread = np.sqrt(np.diag(np.linalg.inv(gram)))
     values = {
-        name: float(value if name.endswith("_s") else np.exp(value)) for name, value in zip(KNOBS, point, strict=True)
+        name: float(value if name.endswith("_s") else np.exp(value)) for name, value in zip(knobs, point, strict=True)
     }
-    values["links"] = 1.0 / values["links"]
-    before, after = (np.expm1(_misfit(responses, measured_s, at)[0]) for at in (0.0 * point, point))
+    if "links" in values:
+        values["links"] = 1.0 / values["links"]  # a rate
+    before, after = (np.expm1(_misfit(responses, measured_s, knobs, at)[0]) for at in (0.0 * point, point))
     names = ("ttft", "tpot")
     return Taught(
         responses[0].engine,
         responses[0].device,
         values,
-        dict(zip(KNOBS, spread.tolist(), strict=True)),
+        dict(zip(knobs, spread.tolist(), strict=True)),
         {name: before[:, index] for index, name in enumerate(names)},
         {name: after[:, index] for index, name in enumerate(names)},
     )
 
 
 def _misfit(
-    responses: Sequence[Response], measured_s: Float[np.ndarray, "row 2"], point: Float[np.ndarray, " knob"]
+    responses: Sequence[Response],
+    measured_s: Float[np.ndarray, "row 2"],
+    knobs: Sequence[str],
+    point: Float[np.ndarray, " knob"],
 ) -> tuple[Float[np.ndarray, "row 2"], Float[np.ndarray, "row 2 knob"]]:
     """log(simulated/measured) of TTFT and TPOT, and its slopes."""
-    at: Mapping[str, float] = dict(zip(KNOBS, point.tolist(), strict=True))
+    at: Mapping[str, float] = dict(zip(knobs, point.tolist(), strict=True))
     found = np.empty((len(responses), 2))
-    slopes = np.zeros((len(responses), 2, len(KNOBS)))
+    slopes = np.zeros((len(responses), 2, len(knobs)))
     factors = np.array([0.0, *SUBMITTED[:1], 1.0, *SUBMITTED[1:]])
     for row, one in enumerate(responses):
         for metric, (start_s, by) in enumerate(((one.ttft_s, one.ttft), (one.tpot_s, one.tpot))):
             total = start_s
-            for knob, name in enumerate(KNOBS):
+            for knob, name in enumerate(knobs):
                 if name == "eager":
                     half, *more = (pair[metric] for pair in one.eager)
                     curve = np.array([2.0 * half, half, 0.0, *more])
