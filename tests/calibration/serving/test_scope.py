@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from calibration.serving.scope import admission_limited, chosen, excluded
+from calibration.serving.scope import admission_limited, chosen, excluded, sampled
 from calibration.serving.table import read_table
 
 
@@ -62,3 +62,23 @@ def test_a_subset_is_chosen_by_what_was_measured_and_not_by_its_result(write):
     assert [r.line for r in first] == [r.line for r in chosen(slower, 5)] == sorted(r.line for r in first)
     assert {r.line for r in first} < {r.line for r in chosen(rows, 6)}
     assert chosen(rows, None) == chosen(rows, 100) == rows
+
+
+def test_a_few_loads_of_each_deployment_stand_for_all(write):
+    loads = [
+        ("1024", "1024", "8", "1", "2026-01-05"),
+        ("1024", "1024", "8", "1", "2026-02-05"),  # the same load, newer
+        ("1024", "8192", "8", "1", "2026-01-05"),
+        ("8192", "4096", "8", "1", "2026-01-05"),  # a second long answer
+        ("8192", "1024", "8", "1", "2026-01-05"),
+        ("1024", "1024", "4", "1", "2026-01-05"),
+        ("1024", "1024", "4", "2", "2026-01-05"),  # ranks that wait for each other
+    ]
+    cells = [{"isl": isl, "osl": osl, "tp": tp, "dp": dp, "notes": f"date={day}"} for isl, osl, tp, dp, day in loads]
+    rows = read_table(write(*cells))
+    first = rows[0].line
+    found = {row.line - first: weight for row, weight in sampled(rows, 4)}
+    assert set(found) - {2, 3} == {1, 4, 5} and len(found) == 4
+    assert found[1] == pytest.approx(5 / 3) and found[5] == 1.0
+    # One load of each: the newest.
+    assert [row.line - first for row, _ in sampled(rows, 1)] == [1, 5]
