@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from sim.deployment.check import check_deployment
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.domains import Domains, domains_of
@@ -10,7 +12,7 @@ from sim.deployment.engine import EngineConf, EngineSettings
 from sim.deployment.exchange import exchange_group, exchange_of, hand_over, library, tokens_back
 from sim.deployment.formats import format_of
 from sim.deployment.lower import attention_family, lower_rank
-from sim.deployment.plan import Plan
+from sim.deployment.plan import Plan, PlanArrays
 from sim.deployment.settings import resolve_engine
 from sim.hardware.collectives import collective_constants
 from sim.hardware.node import Node
@@ -48,7 +50,7 @@ def compile_plan(
         device=device,
         engine=settings,
         deployment=deployment_conf,
-        stages=tuple(rank.own for rank in lowered),
+        stages=tuple(_in_pieces(rank.own, settings.profile.pieces_s) for rank in lowered),
         gpus=deployment_conf.replicas * deployment_conf.data_parallel * ranks * stages,
         assumptions=tuple(_assumptions(model, device, settings, deployment_conf, domains)),
         not_modelled=tuple(_not_modelled(model, device, settings, deployment_conf)),
@@ -57,6 +59,12 @@ def compile_plan(
         domains=domains,
         shared=lowered[0].shared,
     )
+
+
+def _in_pieces(arrays: PlanArrays, pieces_s: float) -> PlanArrays:
+    """`arrays` with the gap of eager steps and of those of several graphs longer by `pieces_s`."""
+    device = arrays.device
+    return replace(arrays, device=replace(device, gap_s=device.gap_s + pieces_s * np.array([1.0, 1.0, 0.0])))
 
 
 def bounded(plan: Plan, seqs: int) -> Plan:
@@ -135,6 +143,9 @@ def _assumptions(
         yield "all-reduce", "estimated" if found.estimated else "measured constants", found.source
     if deployment.pipeline_parallel > 1:
         yield from _stage_assumptions(model, device, settings, deployment)
+    if settings.profile.pieces_s:
+        why = settings.profile.sources.get("pieces_s", "engine profile")
+        yield "lost between pieces of a step", f"{1e3 * settings.profile.pieces_s:.1f} ms, not in one full graph", why
     if settings.profile.host_step_s:
         why = settings.profile.sources.get("host_step_s", "engine profile")
         hidden = " at least, hidden behind the step before" if settings.batches_in_flight > 1 else ""

@@ -58,6 +58,7 @@ class EngineProfile:
       batch with work lets the loop schedule ahead; `api_pickup_s`: from the client to the engine's queue.
     - `eager_launches`: host time of a kernel that is launched one by one, over that of a bare launch (the device's
       `kernel_launch_s`): what the framework does around it.
+    - `pieces_s`: what the device loses on a step that is no graph as a whole, between pieces and single kernels.
     - `host_step_s`: host time per step: the device waits for it, or, where batches are scheduled ahead, only if
       the step before is shorter.
     - `second_runner`: which models vLLM runs in its second-generation model runner: model types, `dense` (every model
@@ -90,6 +91,7 @@ class EngineProfile:
     api_pickup_s: float = 0.0
     host_step_s: float = 0.0
     eager_launches: float = 1.0
+    pieces_s: float = 0.0
     nonempty_batch_returns: bool = True
     scheduling: SchedulingRules = field(default_factory=SchedulingRules)
     cache: CacheRules = field(default_factory=CacheRules)

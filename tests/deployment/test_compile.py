@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from sim.deployment.compile import compile_plan
@@ -130,3 +131,11 @@ def test_host_time_is_hidden_by_scheduling_ahead():
     engine = replace(load_engine("vllm", "0.19.0"), async_scheduling=False)
     told = compile_plan(load_model("llama-3.1-8b"), load_device("h100-sxm"), engine, DeploymentConf())
     assert told.arrays.device.host_s == told.engine.profile.host_step_s
+
+
+def test_what_pieces_cost_is_not_lost_on_a_full_graph():
+    plan, device = build(), load_device("h100-sxm")
+    lost_s = plan.engine.profile.pieces_s
+    gap_s = np.array([device.kernel_launch_s * plan.engine.profile.eager_launches, *[device.graph_launch_s] * 2])
+    np.testing.assert_allclose(plan.arrays.device.gap_s, gap_s + lost_s * np.array([1.0, 1.0, 0.0]))
+    assert lost_s > 0 and rows(plan)["lost between pieces of a step"][0].startswith(f"{1e3 * lost_s:.1f} ms")
