@@ -104,7 +104,7 @@ class KernelCost(CostModel):
         device_s = body.seconds + moe.seconds + elementwise.seconds + collective.seconds
         launch_s = exposed_launch_s(terms.launch, tokens, stats.graph_mode, device_s)
         host_s = jnp.where(tokens > 0.0, terms.device.host_s, 0.0)
-        attention = self._attention(terms, stats)
+        attention = self.attention(terms, stats)
         kernels = [body, head, moe, elementwise, collective, gather, sampler, attention]
         error, outside = claims(kernels, [launch_s, host_s], self.rel_error)
         memory_bytes, flops = step_work(terms.work, stats)
@@ -123,7 +123,8 @@ class KernelCost(CostModel):
             outside_share=outside,
         )
 
-    def _attention(self, terms: StepTerms, stats: BatchStats) -> Priced:
+    def attention(self, terms: StepTerms, stats: BatchStats) -> Priced:
+        """Attention and state layers of all kinds; see `CostModel`."""
         batch = [getattr(stats, name) for name in LENGTHS]
         kinds_s: Any = lengths_s(jnp, LengthTerms(attention=(terms.attention,)), *batch)
         states_s: Any = lengths_s(jnp, LengthTerms(recurrent=(terms.recurrent,)), *batch)

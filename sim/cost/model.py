@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from sim.cost.lengths import LengthTerms
+from sim.cost.priced import Priced
 from sim.cost.stats import BatchStats
 from sim.cost.step_cost import StepCost
 from sim.deployment.plan import PlanArrays
@@ -33,6 +34,10 @@ class CostModel(eqx.Module):
     @abc.abstractmethod
     def price(self, terms: Any, stats: BatchStats) -> StepCost:
         """Cost of the batch `stats`, by component, from the plan's `terms`. Shapes: the same `config` axes."""
+
+    @abc.abstractmethod
+    def attention(self, terms: Any, stats: BatchStats) -> Priced:
+        """What of `price` depends on lengths: attention and state layers, of all kinds together."""
 
     @abc.abstractmethod
     def lengths(self, terms: Any) -> LengthTerms:

@@ -11,14 +11,17 @@ from jaxtyping import Array, Float
 from sim.cost.grid import stacked_grids
 from sim.cost.lengths import LengthTerms
 from sim.cost.model import CostModel
+from sim.cost.priced import Priced
 from sim.cost.stats import BatchStats
-from sim.cost.step_cost import SECONDS
+from sim.cost.step_cost import SECONDS, StepCost
 from sim.deployment.plan import UNLIMITED, PlanArrays, trimmed
 
 
 MODES = ("eager", "piecewise", "full")
 STATS = tuple(BatchStats.__dataclass_fields__)
 COLUMNS = (*SECONDS, "total_s", "memory_bytes", "flops", "rel_error", "outside_share")
+TOTAL = COLUMNS.index("total_s")
+OF_LENGTHS = (*Priced._fields, "memory_bytes", "flops")
 CHUNK = 2048
 GRIDS = ("decode", "prefill")
 """Parts of attention terms that may hold a grid."""
@@ -41,10 +44,10 @@ def price_table(cost: CostModel, plan: PlanArrays, max_tokens: int, max_rows: in
     """Tabulate `cost` for one plan up to `max_tokens` padded tokens and `max_rows` emitting rows."""
     cost, terms = _prepared(cost, plan)
     with jax.enable_x64(True):
-        token_s = _chunks(_by_tokens, cost, terms, np.arange(max_tokens + 1.0))
-        row_s = _chunks(_by_rows, cost, terms, np.arange(max_rows + 1.0))
+        token_s = _chunks(_by_tokens, cost, terms, np.arange(max_tokens + 1.0))[:, TOTAL]
+        row_s = _chunks(_by_rows, cost, terms, np.arange(max_rows + 1.0))[TOTAL]
         lengths = cost.lengths(terms)
-    return PriceTable(token_s=token_s, row_s=row_s[0], lengths=lengths)
+    return PriceTable(token_s=token_s, row_s=row_s, lengths=lengths)
 
 
 def length_terms(cost: CostModel, plan: PlanArrays) -> LengthTerms:
@@ -64,9 +67,37 @@ def price_steps(cost: CostModel, plan: PlanArrays, columns: Any) -> dict[str, np
         return np.asarray(values, np.float64)
 
     cost, terms = _prepared(cost, plan)
+    counts, of_tokens = np.unique(column("padded_tokens"), return_inverse=True)
+    emitting, of_rows = np.unique(column("emitting"), return_inverse=True)
+    mode = column("graph_mode").astype(int)
+    lengths = np.stack([column(name) for name in STATS], axis=-1)
     with jax.enable_x64(True):
-        found = _chunks(_by_steps, cost, terms, np.stack([column(name) for name in STATS], axis=-1))
-    return dict(zip(COLUMNS, found, strict=True))
+        tokens = _chunks(_by_tokens, cost, terms, counts)[mode, :, of_tokens].T
+        rows = _chunks(_by_rows, cost, terms, emitting)[:, of_rows]
+        attention = _chunks(_by_lengths, cost, terms, lengths)
+    names = (COLUMNS, COLUMNS, OF_LENGTHS)
+    return _together(*(dict(zip(*pair, strict=True)) for pair in zip(names, (tokens, rows, attention), strict=True)))
+
+
+def _together(
+    tokens: dict[str, np.ndarray], rows: dict[str, np.ndarray], attention: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Steps from what depends on their tokens, on their emitting rows, and on their lengths."""
+    kernels_s = tokens["total_s"] - tokens["launch_s"] - tokens["host_s"] + rows["total_s"] + attention["seconds"]
+    total_s = tokens["total_s"] + rows["total_s"] + attention["seconds"]
+    error_s, outside_s = attention["error_s"], attention["outside_s"]
+    for part in (tokens, rows):
+        error_s = error_s + part["rel_error"] * part["total_s"]
+        outside_s = outside_s + part["outside_share"] * (part["total_s"] - part["launch_s"] - part["host_s"])
+    found = {name: tokens[name] + rows[name] for name in SECONDS}
+    return found | {
+        "attention_s": attention["seconds"],
+        "total_s": total_s,
+        "memory_bytes": attention["memory_bytes"],
+        "flops": attention["flops"],
+        "rel_error": np.divide(error_s, total_s, out=np.zeros_like(total_s), where=total_s > 0.0),
+        "outside_share": np.divide(outside_s, kernels_s, out=np.zeros_like(total_s), where=kernels_s > 0.0),
+    }
 
 
 def _prepared(cost: CostModel, plan: PlanArrays) -> tuple[CostModel, Any]:
@@ -78,13 +109,13 @@ def _prepared(cost: CostModel, plan: PlanArrays) -> tuple[CostModel, Any]:
 
 
 def _chunks(priced: Any, cost: CostModel, terms: Any, rows: np.ndarray) -> np.ndarray:
-    """`priced` of all rows, `[result, row]`, always `CHUNK` at a time: one compilation serves every table and run."""
+    """`priced` of all rows, `[..., row]`, always `CHUNK` at a time: one compilation serves every table and run."""
     found = []
-    for start in range(0, len(rows), CHUNK):
+    for start in range(0, max(len(rows), 1), CHUNK):
         some = rows[start : start + CHUNK]
         spare = [(0, CHUNK - len(some)), *[(0, 0)] * (rows.ndim - 1)]
-        found.append(np.asarray(priced(cost, terms, np.pad(some, spare)))[:, : len(some)])
-    return np.concatenate(found, axis=1) if found else np.zeros((len(COLUMNS), 0))
+        found.append(np.asarray(priced(cost, terms, np.pad(some, spare)))[..., : len(some)])
+    return np.concatenate(found, axis=-1)
 
 
 @jax.jit
@@ -93,25 +124,35 @@ def _terms(cost: CostModel, plan: PlanArrays) -> Any:
 
 
 @jax.jit
-def _by_tokens(cost: CostModel, terms: Any, tokens: Float[Array, " row"]) -> Float[Array, "mode row"]:
-    """Seconds of steps of so many padded tokens in each graph mode. Only launching is computed once per mode."""
+def _by_tokens(cost: CostModel, terms: Any, tokens: Float[Array, " row"]) -> Float[Array, "mode column row"]:
+    """Steps of so many padded tokens in each graph mode. Only launching is computed once per mode."""
 
     def of_mode(mode, count):
-        return cost.price(terms, _batch(padded_tokens=count, graph_mode=mode)).total_s
+        return _columns(cost.price(terms, _batch(padded_tokens=count, graph_mode=mode)))
 
     modes = jnp.arange(float(len(MODES)), dtype=tokens.dtype)
-    return jax.vmap(jax.vmap(of_mode, (0, None)), (None, 0), out_axes=1)(modes, tokens)
+    return jax.vmap(jax.vmap(of_mode, (0, None)), (None, 0), out_axes=2)(modes, tokens)
 
 
 @jax.jit
-def _by_rows(cost: CostModel, terms: Any, rows: Float[Array, " row"]) -> Float[Array, "1 row"]:
-    """Seconds of head and sampler for so many emitting rows."""
-    return jax.vmap(lambda count: cost.price(terms, _batch(emitting=count)).head_s)(rows)[None]
+def _by_rows(cost: CostModel, terms: Any, rows: Float[Array, " row"]) -> Float[Array, "column row"]:
+    """Head and sampler for so many emitting rows."""
+    return jax.vmap(lambda count: _columns(cost.price(terms, _batch(emitting=count))), out_axes=1)(rows)
 
 
 @jax.jit
-def _by_steps(cost: CostModel, terms: Any, steps: Float[Array, "row stat"]) -> Float[Array, "column row"]:
-    price = jax.vmap(lambda values: cost.price(terms, BatchStats(*values)))(steps)
+def _by_lengths(cost: CostModel, terms: Any, steps: Float[Array, "row stat"]) -> Float[Array, "column row"]:
+    """What depends on the lengths; the compiler drops what else `price` would compute."""
+
+    def of_step(values):
+        batch = BatchStats(*values)
+        work = cost.price(terms, batch)
+        return jnp.stack([*cost.attention(terms, batch), work.memory_bytes, work.flops])
+
+    return jax.vmap(of_step, out_axes=1)(steps)
+
+
+def _columns(price: StepCost) -> Float[Array, " column"]:
     return jnp.stack([getattr(price, name) for name in COLUMNS])
 
 
