@@ -2,10 +2,12 @@
 
 Of every deployment in the table a few loads are simulated, their decisions frozen, and the constants of
 `calibration.serving.taught` found with which the simulated latencies meet the measured ones. Rows from the day `until`
-on are left out. `out=` (`served.json`) is used by `predictor=OUT`.
+on are left out. `out=` (`served.json`) is used by `predictor=OUT`; `responses=FILE` keeps what was simulated, and takes
+it from there the next time.
 """
 
 import datetime
+import json
 import os
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
     from calibration.serving.responses import Response
     from calibration.serving.taught import Taught
 
-KEYS = ("until", "loads", "jobs", "predictor")
+KEYS = ("until", "loads", "jobs", "predictor", "responses")
 LEAST_ROWS = 8
 """Fewer rows of an engine on a device teach nothing that would hold for others."""
+MOST_LEFT = 0.25
+"""Nor do rows whose TPOT stays further off than this at the median: something else is wrong with them."""
 
 
 def run(words: Sequence[str], path: Path, out: Path, shown: bool) -> Answer:
@@ -44,10 +48,14 @@ def run(words: Sequence[str], path: Path, out: Path, shown: bool) -> Answer:
     taken = sampled(rows, loads)
     if not taken:
         raise ValueError(f"{path} has no co-located row with latencies before {until}; give a later until=YYYY-MM-DD.")
-    responses, failed = _responses([row for row, _ in taken], predictor, jobs, shown)
+    kept = keys.text("responses")
+    responses, failed = _kept(Path(kept) if kept else None, [row for row, _ in taken], predictor, jobs, shown)
     found = _taught(responses, taken)
     if not found:
-        raise ValueError(f"{path}: no engine has {LEAST_ROWS} rows on a device that can be priced; {failed} could not.")
+        raise ValueError(
+            f"{path}: no engine has {LEAST_ROWS} rows on a device that can be priced within {MOST_LEFT:.0%} of TPOT; "
+            f"{failed} could not be priced at all."
+        )
     from predictors.served import save
 
     head = {
@@ -62,6 +70,22 @@ def run(words: Sequence[str], path: Path, out: Path, shown: bool) -> Answer:
         [_lines(fits), "", f"{failed} of {len(taken)} rows had no price.", f"written: {out} (predictor={out})"]
     )
     return Answer({"status": "ok", "out": str(out), "rows": len(taken), "failed": failed, "fits": fits}, text)
+
+
+def _kept(
+    path: Path | None, rows: list[Row], predictor: str, jobs: int, shown: bool
+) -> tuple[dict[int, "Response"], int]:
+    """The responses in the file `path`, where it is one; else those of the rows, written to it."""
+    from calibration.serving.responses import Response
+
+    if path is not None and path.is_file():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        found = {int(line): Response(**fields) for line, fields in stored.items()}
+        return found, sum(row.line not in found for row in rows)
+    found, failed = _responses(rows, predictor, jobs, shown)
+    if path is not None:
+        path.write_text(json.dumps({line: asdict(one) for line, one in found.items()}) + "\n", encoding="utf-8")
+    return found, failed
 
 
 def respond_row(row: Row, predictor: str) -> "Response | str":
@@ -119,7 +143,9 @@ def _taught(responses: dict[int, "Response"], taken: list[tuple[Row, float]]) ->
         if len(mine) >= LEAST_ROWS:
             measured = [[1e-3 * row.measured_ms(metric) for metric in ("ttft", "tpot")] for _, row, _ in mine]
             weights = np.array([weight for *_, weight in mine])
-            found.append(taught([one for one, *_ in mine], np.array(measured), weights))
+            fit = taught([response for response, *_ in mine], np.array(measured), weights)
+            if np.median(np.abs(fit.after["tpot"])) <= MOST_LEFT:
+                found.append(fit)
     return found
 
 

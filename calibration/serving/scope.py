@@ -1,7 +1,7 @@
 """Which rows of the table count, and why the others do not: by what the row says, never by what we predict."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from hashlib import sha256
 
@@ -16,6 +16,7 @@ ADMISSION_LIMITED = "admission-limited"
 
 LONG_ANSWER = 2048
 """Tokens."""
+LEAST_LOADS = 16
 
 STILL_SIMULATED = (DUPLICATE, ADMISSION_LIMITED)
 """Excluded rows that can be simulated all the same; their errors are shown apart."""
@@ -59,7 +60,8 @@ def chosen(rows: Sequence[Row], limit: int | None) -> list[Row]:
 
 
 def sampled(rows: Sequence[Row], loads: int) -> list[tuple[Row, float]]:
-    """Up to `loads` different loads of each deployment, and how many rows each of them stands for.
+    """Up to `loads` different loads of each deployment, and how many rows each of them stands for; more where an engine
+    has so few deployments on a device that they would give less than `LEAST_LOADS` rows.
 
     The newest first, as servers change, then by hash; at most one of long answers, whose simulation takes as long as
     that of all others. None of data-parallel ranks: their steps wait for each other.
@@ -70,14 +72,16 @@ def sampled(rows: Sequence[Row], loads: int) -> list[tuple[Row, float]]:
             continue
         key = (row.hardware, row.engine, row.model, row.precision, row.num_gpus, row.tp, row.ep)
         deployments[key].append(row)
+    number = Counter(key[:2] for key in deployments)
     found: list[tuple[Row, float]] = []
-    for mine in deployments.values():
+    for key, mine in deployments.items():
+        most = max(loads, -(-LEAST_LOADS // number[key[:2]]))
         taken: dict[tuple, Row] = {}
         by_hash = sorted(mine, key=lambda row: (_hash(row), row.line))
         for row in sorted(by_hash, key=lambda row: row.date or "", reverse=True):
             load = (row.isl, row.osl, row.concurrency)
             long = row.osl > LONG_ANSWER and any(osl > LONG_ANSWER for _, osl, _ in taken)
-            if load not in taken and not long and len(taken) < loads:
+            if load not in taken and not long and len(taken) < most:
                 taken[load] = row
         found += [(row, len(mine) / len(taken)) for row in taken.values()]
     return found

@@ -1,9 +1,11 @@
 """The constants with which simulated servers meet measured ones, for each engine and device of a serving table.
 
-For each pair the misfit of all its rows is descended by Gauss-Newton steps with Huber weights:
+For each pair the misfit of all its rows is descended by Gauss-Newton steps:
 
     sum over rows of weight [rho(log(TTFT/measured)/LEFT_TTFT) + rho(log(TPOT/measured)/LEFT_TPOT)]
-    + sum over constants of ((constant - start)/prior)^2
+    + sum over constants of ((constant - start)/prior)^2,   rho(x) = log(1 + x^2)
+
+A row that is far off (a server that was still compiling, a load that its table misstates) hardly counts (Cauchy's rho).
 
 Factors are fitted by their logarithm. The latencies of a row follow from its response
 (`calibration.serving.responses`), so that the descent costs no simulation. What a pair's rows do not tell stays at its
@@ -36,7 +38,6 @@ PRIOR = {
 """Standard deviation a priori: of a factor's logarithm, or in seconds."""
 LEFT_TTFT, LEFT_TPOT = 0.2, 0.08
 """What is left of a row's misfit however good the constants."""
-HUBER = 1.0
 STEPS = 40
 
 
@@ -73,9 +74,7 @@ def taught(
     scale = np.array([LEFT_TTFT, LEFT_TPOT])
     for _ in range(STEPS):
         error, slope = _misfit(responses, measured_s, knobs, point)
-        size = np.abs(error) / scale
-        huber = np.minimum(1.0, HUBER / np.maximum(size, 1e-9))
-        weight = (weights * counts)[:, None] * huber / scale**2
+        weight = (weights * counts)[:, None] / (scale**2 + error**2)
         gram = np.einsum("rm,rmi,rmj->ij", weight, slope, slope) + np.diag(prior**-2.0)
         moment = np.einsum("rm,rm,rmi->i", weight, error, slope) + point / prior**2
         change = np.clip(np.linalg.solve(gram, -moment), -0.5 * prior, 0.5 * prior)

@@ -57,7 +57,7 @@ def test_a_table_teaches(headway, points, responses, tmp_path):
         (("until=yesterday",), "until must be a day as 2026-04-01, got 'yesterday'"),
         (("until=2020-01-01",), "has no co-located row with latencies before 2020-01-01"),
         (("limit=3",), "has no key limit"),
-        ((), "no engine has 8 rows on a device"),
+        ((), "no engine has 8 rows on a device that can be priced within 25% of TPOT"),
     ],
 )
 def test_what_it_refuses(headway, points, responses, words, message):
