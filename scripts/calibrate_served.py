@@ -35,7 +35,8 @@ KEYS = ("until", "loads", "jobs", "predictor", "responses")
 LEAST_ROWS = 8
 """Fewer rows of an engine on a device teach nothing that would hold for others."""
 MOST_LEFT = 0.25
-"""Nor do rows whose TPOT stays further off than this at the median: something else is wrong with them."""
+"""Nor do rows whose TPOT stays further off than this at the median: something else is wrong with them. Constants that
+do not lower the median errors, summed over TTFT and TPOT, are dropped."""
 
 
 def run(words: Sequence[str], path: Path, out: Path, shown: bool) -> Answer:
@@ -144,7 +145,11 @@ def _taught(responses: dict[int, "Response"], taken: list[tuple[Row, float]]) ->
             measured = [[1e-3 * row.measured_ms(metric) for metric in ("ttft", "tpot")] for _, row, _ in mine]
             weights = np.array([weight for *_, weight in mine])
             fit = taught([response for response, *_ in mine], np.array(measured), weights)
-            if np.median(np.abs(fit.after["tpot"])) <= MOST_LEFT:
+            before, after = (
+                {name: float(np.median(np.abs(values))) for name, values in errors.items()}
+                for errors in (fit.before, fit.after)
+            )
+            if after["tpot"] <= MOST_LEFT and sum(after.values()) < sum(before.values()):
                 found.append(fit)
     return found
 

@@ -24,8 +24,8 @@ from calibration.serving.responses import SUBMITTED, Response
 HOST = ("eager", "request_s")
 """What is asked of a device whose kernels were measured: tables tell nothing of submitting and of the server. Factors
 on its kernels' time, found all the same, made later rows worse: servers get faster from release to release."""
-KERNELS = ("products", "attention", "experts", "elementwise", "links")
-"""Asked too of a device that the analytic model prices."""
+KERNELS = ("products", "attention", "experts", "elementwise", "links", "host_s")
+"""Asked too of a device that the analytic model prices, and of the host beside it."""
 PRIOR = {
     "products": 0.15,
     "attention": 0.25,
@@ -33,6 +33,7 @@ PRIOR = {
     "elementwise": 0.25,
     "links": 0.3,
     "eager": 0.3,
+    "host_s": 3e-3,
     "request_s": 30e-3,
 }
 """Standard deviation a priori: of a factor's logarithm, or in seconds."""
@@ -71,13 +72,15 @@ def taught(
     knobs = (*(KERNELS if responses[0].estimated else ()), *HOST)
     point = np.zeros(len(knobs))
     prior = np.array([PRIOR[name] for name in knobs])
+    least = np.array([0.0 if name == "host_s" else -np.inf for name in knobs])
     scale = np.array([LEFT_TTFT, LEFT_TPOT])
     for _ in range(STEPS):
         error, slope = _misfit(responses, measured_s, knobs, point)
         weight = (weights * counts)[:, None] / (scale**2 + error**2)
         gram = np.einsum("rm,rmi,rmj->ij", weight, slope, slope) + np.diag(prior**-2.0)
         moment = np.einsum("rm,rm,rmi->i", weight, error, slope) + point / prior**2
-        change = np.clip(np.linalg.solve(gram, -moment), -0.5 * prior, 0.5 * prior)
+        wanted = point + np.clip(np.linalg.solve(gram, -moment), -0.5 * prior, 0.5 * prior)
+        change = np.maximum(wanted, least) - point
         point = point + change
         if np.abs(change / prior).max() < 1e-4:
             break

@@ -57,7 +57,7 @@ def test_known_constants_are_found_again(rows):
 def test_submitting_is_no_linear_matter(rows):
     # The curve bends at the factors that were priced; 3 lies between two of them.
     alone = [dataclasses.replace(row, ttft=row.ttft | {"request_s": 0.0}) for row in rows]
-    found = taught(alone, measured(alone, eager=3.0), np.full(60, 30.0))
+    found = taught(alone, measured(alone, eager=3.0), np.full(60, 1e3))
     assert found.values["eager"] == pytest.approx(3.0, rel=0.15)
 
 
@@ -73,6 +73,12 @@ def test_kernels_that_were_measured_are_not_asked(rows):
     known = [dataclasses.replace(row, estimated=False) for row in rows]
     found = taught(known, measured(rows, products=1.3, request_s=0.02), np.full(60, 30.0))
     assert set(found.values) == set(HOST) and found.values["request_s"] > 0.015
+
+
+def test_the_host_takes_no_time_back(rows):
+    truth = measured(rows)
+    truth[:, 1] -= 2e-3
+    assert taught(rows, truth, np.full(60, 30.0)).values["host_s"] == 0.0
 
 
 def test_one_wild_row_moves_little(rows):
