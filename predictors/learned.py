@@ -71,10 +71,12 @@ def cost_rows(artifact: Artifact | None, device: DeviceConf) -> tuple[tuple[str,
         return (("step prices", f"estimated; {error}", f"no kernel of {device.name} was measured: analytic model"),)
     rows = []
     for name, entry in artifact.card["families"].items():
-        found = entry["errors"].get("shapes", {}).get("")
+        found = (entry.get("errors") or {}).get("shapes", {}).get("")
         value = "learned" if found is None else f"learned, {found['median']:.1%} median error on unseen shapes"
-        sources = sorted({f"{table['source']}" for table in entry["tables"]})
-        rows.append((f"{name} kernels", value, f"{', '.join(sources)}, fitted {entry['date']}"))
+        sources = sorted({f"{table['source']}" for table in entry.get("tables") or ()})
+        rows.append(
+            (f"{name} kernels", value, f"{', '.join(sources)}, fitted {entry.get('date', 'on a day not told')}")
+        )
     missing = [name for name in MODULES if name not in artifact.families]
     if missing:
         rows.append((f"{', '.join(missing)} kernels", "estimated", "not measured on this device: analytic model"))

@@ -12,7 +12,7 @@ They are applied to a compiled plan, whatever prices it. Stored as a small JSON 
 import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,16 +84,21 @@ def load(path: Path) -> RunFit:
     missing = [name for name in names if name not in content]
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}; learn it again with `headway calibrate --from`.")
-    for name, value in content["values"].items():
-        least = 0.0 if name in SECONDS else 1e-3
-        if (
-            name not in KNOBS
-            or isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not least <= value < 1e3
-        ):
-            raise ValueError(f"{path}: values must hold numbers for some of {', '.join(KNOBS)}, got {name}={value!r}.")
+    check_values(path, content["values"], KNOBS)
+    if not isinstance(content["predictor"], str):
+        raise ValueError(f"{path}: predictor must be a name, got {content['predictor']!r:.40}.")
     return RunFit(**{name: content[name] for name in names})
+
+
+def check_values(path: Path, values: Any, known: Sequence[str]) -> None:
+    """**Raises:** ValueError for `values` of the file `path` that are no factors and seconds for some of `known`."""
+    if not isinstance(values, Mapping) or not values:
+        raise ValueError(f"{path}: values must hold numbers for some of {', '.join(known)}, got {values!r:.40}.")
+    for name, value in values.items():
+        least, most = (-1.0 if name == "request_s" else 0.0, 10.0) if name in SECONDS else (1e-3, 1e3)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in known or not number or not least <= value <= most:
+            raise ValueError(f"{path}: values must hold numbers for some of {', '.join(known)}, got {name}={value!r}.")
 
 
 def adjusted(plan: Plan, values: Mapping[str, float], source: str = "`headway calibrate --from`") -> Plan:

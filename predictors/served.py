@@ -19,12 +19,14 @@ from sim.documents import read_mapping
 
 SCHEMA = "headway.served/1"
 FILE = "served.json"
+KNOWN = (*run_fit.KNOBS, *run_fit.TIMES, "eager")
 
 
 def save(path: Path, head: Mapping[str, Any], fits: Sequence[Mapping[str, Any]]) -> None:
     """Write `fits`, each with `engine`, `device` (full name), `values`, `spread`, `rows`, `before` and `after`.
 
-    `head`: `data`, `sha256` and `date` of the table, `until`: the day from which rows were left out.
+    `head`: `data`, `sha256` and `date` of the table, `predictor`: what priced the kernels, `until`: the day from which
+    rows were left out.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"schema": SCHEMA} | dict(head) | {"fits": list(fits)}, indent=1, allow_nan=False)
@@ -35,11 +37,24 @@ def save(path: Path, head: Mapping[str, Any], fits: Sequence[Mapping[str, Any]])
 def load(path: Path) -> Mapping[str, Any]:
     """Read a file that `save` wrote.
 
-    **Raises:** ValueError for another schema.
+    **Raises:** ValueError for another schema, a missing field, or values that are no factors and seconds.
     """
     content = read_mapping(path)
     if content.get("schema") != SCHEMA:
         raise ValueError(f"{path}: schema must be {SCHEMA}, got {content.get('schema')!r}.")
+    fits, again = content.get("fits"), "learn it again with `headway calibrate --from TABLE.csv`"
+    if not isinstance(fits, list) or not fits or not all(isinstance(fit, dict) for fit in fits):
+        raise ValueError(f"{path}: fits must be a list of what was learned of each engine and device; {again}.")
+    missing = [name for name in ("data", "until", "predictor") if not isinstance(content.get(name), str)]
+    missing += [name for name in ("engine", "device") for fit in fits if not isinstance(fit.get(name), str)]
+    missing += ["rows" for fit in fits if not isinstance(fit.get("rows"), int)]
+    if missing:
+        raise ValueError(f"{path} lacks {missing[0]}; {again}.")
+    pairs = [(fit["engine"], fit["device"]) for fit in fits]
+    if len(set(pairs)) < len(pairs):
+        raise ValueError(f"{path} has two fits of one engine and device; {again}.")
+    for fit in fits:
+        run_fit.check_values(path, fit.get("values"), KNOWN)
     return content
 
 
@@ -63,11 +78,13 @@ def taught_plan(predictor: str, plan: Plan) -> tuple[str, Plan]:
         if (plan.engine.name, plan.device.name) not in known:
             pairs = "; ".join(f"{engine} on {device}" for engine, device in known)
             raise ValueError(
-                f"predictor={predictor} knows {pairs}, got {plan.engine.name} on {plan.device.name}; "
+                f"predictor={predictor} was learned of {pairs}, got {plan.engine.name} on {plan.device.name}; "
                 "set predictor=auto or another file."
             )
-        return "kernels", as_served(plan, path)
+        return load(path)["predictor"], as_served(plan, path)
     learned = run_fit.load(path)
+    if learned.predictor.endswith(".json"):
+        raise ValueError(f"{path}: predictor must be auto, kernels, analytic or a folder, got {learned.predictor}.")
     beneath, plan = taught_plan(learned.predictor, plan)
     return beneath, learned.apply(plan)
 

@@ -69,13 +69,26 @@ def save(folder: Path, device: str, fitted: Sequence[Fitted], provenance: Mappin
 def load(folder: Path) -> Artifact:
     """Read what `save` wrote.
 
-    **Raises:** ValueError, one sentence, for a foreign card, a missing file, another hash or feature version.
+    **Raises:** ValueError, one sentence, for a foreign or damaged card, a missing file, another hash or version.
     """
-    from flax.serialization import msgpack_restore
-
     card = read_mapping(folder / "card.json")
     if card.get("schema") != SCHEMA:
         raise ValueError(f"{folder}/card.json: schema must be {SCHEMA}, got {card.get('schema')!r}.")
+    try:
+        return Artifact(folder.name, card, _families(folder, card))
+    except (AttributeError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{folder}/card.json is damaged ({what}); calibrate again with `headway calibrate`."
+        ) from error
+
+
+def _families(folder: Path, card: Mapping[str, Any]) -> dict[str, Fitted]:
+    from flax.serialization import msgpack_restore
+
+    for name in ("device", "families"):
+        if name not in card:
+            raise KeyError(name)
     found = {}
     for name, entry in card["families"].items():
         if name not in MODULES:
@@ -92,9 +105,12 @@ def load(folder: Path) -> Artifact:
                 f"{path} was fitted with version {entry['version']} of the features, this code has {wanted}; "
                 f"calibrate again with `headway calibrate`."
             )
-        arrays = msgpack_restore(content)
+        try:
+            arrays = msgpack_restore(content)
+        except Exception as error:
+            raise ValueError(f"{path} cannot be read ({error}); calibrate again with `headway calibrate`.") from error
         found[name] = Fitted(name, wanted, arrays, tuple(entry["kernels"]), entry["facts"])
-    return Artifact(folder.name, card, found)
+    return found
 
 
 def shipped() -> dict[str, Path]:

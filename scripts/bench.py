@@ -53,7 +53,7 @@ def run(arguments: Arguments) -> Answer:
             near = did_you_mean(nearest(name, BENCHMARKS))
             raise ValueError(f"there is no benchmark {name}{near} Known are {', '.join(BENCHMARKS)}.")
     given = arguments.value("--repeat")
-    if given is not None and not (given.isdigit() and int(given) > 0):
+    if given is not None and not (given.isdecimal() and int(given) > 0):
         raise ValueError(f"--repeat wants a whole number above 0, got {given!r}.")
     repeats = int(given) if given else REPEATS
     found: dict[str, dict[str, Any]] = {}

@@ -7,6 +7,7 @@ what the user says has the last word.
 """
 
 import datetime
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +36,9 @@ NAMES = {
 
 def run(arguments: Arguments, path_given: str) -> Answer:
     """Learn, print before and after, write OUT (`run-fit.json`), which `predictor=OUT` then uses."""
-    out = Path(next((word.partition("=")[2] for word in arguments.words if key_of(word) == "out"), "run-fit.json"))
+    given = [word.partition("=")[2] for word in arguments.words if key_of(word) == "out"]
+    path, out = user_path(path_given, "--from"), output(given or ["run-fit.json"], path_given)
     own = [word for word in arguments.words if key_of(word) != "out"]
-    path = user_path(path_given, "--from")
     if not path.is_dir():
         from calibration.from_run import bench_result, engine_log
         from calibration.serving.table import is_table
@@ -45,6 +46,9 @@ def run(arguments: Arguments, path_given: str) -> Answer:
         if is_table(path):
             from scripts import calibrate_served
 
+            for option in ("--config-dir", "--serve", "--bench", "--engine"):
+                if arguments.options.get(option):
+                    raise ValueError(f"--from TABLE.csv takes no {option}: each row tells its own server and load.")
             return calibrate_served.run(own, path, out, not arguments.switch("--json"))
         if not bench_result.matches(path):
             engine = engine_log.engine_of(path)
@@ -90,6 +94,21 @@ def run(arguments: Arguments, path_given: str) -> Answer:
     text = "\n".join([*remarks, "", shown, "", f"written: {out} (predictor={out})"])
     fields = {"status": "ok", "out": str(out), "overrides": overrides, "values": learned.values, "errors": errors}
     return Answer(fields | {"spread": learned.spread, "rounds": learned.rounds, "notes": remarks}, text)
+
+
+def output(given: list[str], read: str) -> Path:
+    """The file to write, which `predictor=` can name: checked before anything is simulated."""
+    if len(given) > 1:
+        raise ValueError(f"--from wants out= once, got {', '.join(given)}.")
+    out = user_path(given[0], "out")
+    if out.suffix != ".json" or out.is_dir():
+        raise ValueError(f"out must be the name of a .json file, which predictor= then takes, got {out}.")
+    if out.resolve() == Path(read).expanduser().resolve():
+        raise ValueError(f"out={out} is the file that --from reads; give another name.")
+    folder = next(folder for folder in out.absolute().parents if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"out={out} cannot be written: {folder} is no folder one can write to.")
+    return out
 
 
 def learnable(conf: "SimulateConf") -> "SimulateConf":

@@ -7,24 +7,22 @@ it from there the next time.
 """
 
 import datetime
-import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from hashlib import sha256
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibration.serving.scope import excluded, sampled
 from calibration.serving.table import HELD_OUT_SINCE, Row, read_table
+from predictors.served import save
 from scripts.answer import Answer
 from scripts.plain_keys import PlainKeys
-from scripts.progress import progress
-from scripts.serving_pool import ENVIRONMENT, end_with_parent
+from scripts.served_responses import responses_of
 from scripts.table import table
+from sim.documents import user_path
 
 
 if TYPE_CHECKING:
@@ -44,88 +42,54 @@ def run(words: Sequence[str], path: Path, out: Path, shown: bool) -> Answer:
     keys = PlainKeys.of("headway calibrate --from TABLE.csv", words, KEYS)
     until = _day(keys.text("until", HELD_OUT_SINCE))
     loads, jobs = keys.whole("loads", 4, 1), keys.whole("jobs", os.cpu_count() or 1, 1)
-    predictor = keys.text("predictor", "kernels")
-    rows = [row for row in read_table(path) if not excluded(row) and (row.date or "") < until]
+    predictor = _predictor(keys.text("predictor", "kernels"))
+    kept = _new_file(user_path(keys.text("responses"), "responses"), "responses") if keys.text("responses") else None
+    if path in (out, kept) or out == kept:
+        raise ValueError(f"{path}, out={out} and responses={kept} must be different files.")
+    everything = read_table(path)
+    rows = [row for row in everything if not excluded(row) and (row.date or "") < until]
     taken = sampled(rows, loads)
     if not taken:
-        raise ValueError(f"{path} has no co-located row with latencies before {until}; give a later until=YYYY-MM-DD.")
-    kept = keys.text("responses")
-    responses, failed = _kept(Path(kept) if kept else None, [row for row, _ in taken], predictor, jobs, shown)
+        reasons = Counter(excluded(row) or f"from {until} on, or of data-parallel ranks" for row in everything)
+        told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        raise ValueError(f"{path} has no row to learn from: {told}.")
+    digest = sha256(path.read_bytes()).hexdigest()
+    answers = responses_of([row for row, _ in taken], predictor, jobs, shown, kept, digest)
+    responses = {line: one for line, one in answers.items() if not isinstance(one, str)}
+    failed = len(taken) - len(responses)
     found = _taught(responses, taken)
     if not found:
+        why = Counter(one for one in answers.values() if isinstance(one, str)).most_common(1)
         raise ValueError(
             f"{path}: no engine has {LEAST_ROWS} rows on a device that can be priced within {MOST_LEFT:.0%} of TPOT; "
-            f"{failed} could not be priced at all."
+            + (f"{failed} could not be priced at all, most because {why[0][0]}" if why else "give more rows.")
         )
-    from predictors.served import save
-
-    head = {
-        "data": path.name,
-        "sha256": sha256(path.read_bytes()).hexdigest(),
-        "until": until,
-        "date": datetime.date.today().isoformat(),
-    }
+    head = {"data": path.name, "sha256": digest, "predictor": predictor, "until": until}
     fits = [_fit(one, len(one.before["ttft"])) for one in found]
-    save(out, head, fits)
-    text = "\n".join(
-        [_lines(fits), "", f"{failed} of {len(taken)} rows had no price.", f"written: {out} (predictor={out})"]
+    save(out, head | {"date": datetime.date.today().isoformat()}, fits)
+    ends = (
+        f"{failed} of {len(taken)} rows had no price. Errors after: with the schedules of before.",
+        f"written: {out} (predictor={out})",
     )
-    return Answer({"status": "ok", "out": str(out), "rows": len(taken), "failed": failed, "fits": fits}, text)
+    return Answer(
+        {"status": "ok", "out": str(out), "rows": len(taken), "failed": failed, "fits": fits},
+        "\n".join([_lines(fits), "", *ends]),
+    )
 
 
-def _kept(
-    path: Path | None, rows: list[Row], predictor: str, jobs: int, shown: bool
-) -> tuple[dict[int, "Response"], int]:
-    """The responses in the file `path`, where it is one; else those of the rows, written to it."""
-    from calibration.serving.responses import Response
-
-    if path is not None and path.is_file():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        found = {int(line): Response(**fields) for line, fields in stored.items()}
-        return found, sum(row.line not in found for row in rows)
-    found, failed = _responses(rows, predictor, jobs, shown)
-    if path is not None:
-        path.write_text(json.dumps({line: asdict(one) for line, one in found.items()}) + "\n", encoding="utf-8")
-    return found, failed
+def _predictor(text: str) -> str:
+    """What the steps are priced by while the constants are learned."""
+    if text.endswith(".json") or text == "auto":
+        raise ValueError(f"predictor={text} holds what servers taught already; give kernels, analytic or a folder.")
+    if text not in ("kernels", "analytic") and not (Path(text).expanduser() / "card.json").is_file():
+        raise ValueError(f"predictor must be kernels, analytic or a folder that `headway calibrate` wrote, got {text}.")
+    return text
 
 
-def respond_row(row: Row, predictor: str) -> "Response | str":
-    """The response of one row, or why it has none; in a process of a pool."""
-    from calibration.serving.responses import respond
-    from calibration.serving.setup import setup_of
-    from conf.files import by_hf_id
-    from scripts.compiled import keep_compiled
-    from scripts.serving_pool import configuration
-    from sim import api
-
-    keep_compiled()
-    try:
-        setup = setup_of(row, by_hf_id)
-        overrides = (*setup.overrides, f"predictor={predictor}")
-        return respond(api.build(configuration(overrides, ())), row.statistic or "mean")
-    except (ValueError, api.Infeasible) as error:
-        return str(error)
-
-
-def _responses(rows: list[Row], predictor: str, jobs: int, shown: bool) -> tuple[dict[int, "Response"], int]:
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    found: dict[int, Response] = {}
-    failed = 0
-    with (
-        progress(len(rows), "simulating", shown) as tell,
-        ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent) as pool,
-    ):
-        futures = {pool.submit(respond_row, row, predictor): row.line for row in rows}
-        for count, future in enumerate(as_completed(futures), 1):
-            response = future.result()
-            if isinstance(response, str):
-                failed += 1
-            else:
-                found[futures[future]] = response
-            if tell is not None:
-                tell(count)
-    return found, failed
+def _new_file(path: Path, key: str) -> Path:
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{key}={path} wants the name of a file in a folder that exists.")
+    return path
 
 
 def _taught(responses: dict[int, "Response"], taken: list[tuple[Row, float]]) -> list["Taught"]:

@@ -15,12 +15,13 @@ REPEAT = Option("--repeat", "processes per benchmark, of which the median is pri
 RUN = Option("--run", "compare a server's step log with a simulated run (its results folder)", "DIR")
 FROM = Option("--from", "with --run: begin at Iteration(N) of the log, after the server's first requests", "N")
 
-LEARN = Option("--from", "result of `vllm bench serve --save-result`, engine log, folder with requests.jsonl", "FILE")
+LEARN = Option("--from", "result of `vllm bench serve --save-result`, engine log, folder, table of servers", "FILE")
 
 CALIBRATE = """Tables: sources= folders, files, aiconfigurator-core (default: that package, extra headway[profiles]);
 seed=N, splits=all (judge every split, one fit each), quick=true (few steps), date=YYYY-MM-DD. Writes
 OUT/<device>, which predictor=OUT/<device> uses. --from: the server and its load are described as for
-headway simulate; writes out=run-fit.json, which predictor=run-fit.json uses."""
+headway simulate; writes out=run-fit.json, which predictor=run-fit.json uses. --from TABLE.csv (measured
+servers, docs/serving-table.md): until=YYYY-MM-DD, loads=N, jobs=N, predictor=, responses=FILE."""
 
 CONFIGURE = (SERVE, ENGINE, CONFIG_DIR, CFG)
 

@@ -58,7 +58,7 @@ class PlainKeys:
         value = self.given.get(key)
         if value is None:
             return default
-        if not value.isdigit() or int(value) < least:
+        if not value.isdecimal() or int(value) < least:
             raise ValueError(f"{key} must be a whole number of at least {least}, got {value}.")
         return int(value)
 

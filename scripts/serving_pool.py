@@ -93,7 +93,7 @@ def configuration(overrides: Overrides, config_dirs: tuple[str, ...]) -> "Simula
     rest = []
     for override in overrides:
         key, _, value = override.partition("=")
-        if key in LOAD and value.isdigit():
+        if key in LOAD and value.isdecimal():
             counts[key.partition(".")[2]] = int(value)
         else:
             rest.append(override)

@@ -87,10 +87,10 @@ def check_own(own: Sequence[str], config_dirs: Sequence[str]) -> None:
     """Raise `ValueError` for an own setting that no row could have: said once, not by every row."""
     for word in own:
         key = key_of(word)
-        if "." not in key:
+        if "." not in key and key != "predictor":
             near = get_close_matches(key, OWN, 1, 0.5)
             hint = f"did you mean {near[0]}?" if near else "an own setting is GROUP.KEY=VALUE."
-            raise ValueError(f"validate serving=FILE has no key {key} (known: {', '.join(OWN)}): {hint}")
+            raise ValueError(f"validate serving=FILE has no key {key} (known: {', '.join(OWN)}, predictor): {hint}")
     if own:
         compose(own, config_dirs)
 
@@ -106,7 +106,7 @@ def whole(key: str, text: str | None, most: int) -> int | None:
     """A whole number from 1 to `most`; None where nothing was given."""
     if text is None:
         return None
-    if not text.isdigit() or not 1 <= int(text) <= most:
+    if not text.isdecimal() or not 1 <= int(text) <= most:
         raise ValueError(f"{key} wants a whole number from 1 to {most:,}, got {text!r:.40}.")
     return int(text)
 

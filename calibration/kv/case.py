@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sim.documents import read_text
+
 
 LOG_COLUMNS = {
     "id", "source", "category", "model", "hardware", "tp", "pp", "dtype", "engine", "engine_version",
@@ -63,10 +65,12 @@ class KVCase:
 
 def read_cases(path: Path) -> list[KVCase]:
     """All cases of a file, in its order. ValueError for a file that has neither format, or a broken row."""
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.DictReader(stream)
+    reader = csv.DictReader(read_text(path).splitlines())
+    try:
         header = set(reader.fieldnames or ())
         rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in reader]
+    except csv.Error as error:
+        raise ValueError(f"{path}: is no table ({error}).") from None
     if header >= LOG_COLUMNS:
         cases = _from_logs(rows, path)
     elif header >= BLOCK_COLUMNS:
@@ -175,6 +179,6 @@ def _whole(text: str, column: str, path: Path, line: int) -> int | None:
     """A whole number of at least 1; None for an empty cell."""
     if not text:
         return None
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"kv={path}, line {line}: '{column}' must be a whole number of at least 1, got {text!r:.40}.")
     return int(text)

@@ -46,7 +46,7 @@ def server_of(case: KVCase, said: Mapping[str, int]) -> Server:
     """
     device, notes = device_of(case.hardware)
     # a server that has a cache got past the check of its length
-    length = int(case.max_model_len) if case.counts and case.max_model_len.isdigit() else 0
+    length = int(case.max_model_len) if case.counts and case.max_model_len.isdecimal() else 0
     model = model_of(case.model, case.dtype, length)
     if case.tensor_parallel is None:
         raise ValueError("the log does not tell over how many devices the model is spread.")
@@ -60,8 +60,8 @@ def server_of(case: KVCase, said: Mapping[str, int]) -> Server:
     conf = replace(
         load_engine(case.engine, version),
         gpu_memory_utilization=float(fraction[0]) if fraction else None,
-        max_model_len=int(case.max_model_len) if case.max_model_len.isdigit() else None,
-        max_num_seqs=int(case.max_num_seqs) if case.max_num_seqs.isdigit() else known.get("max_num_seqs"),
+        max_model_len=int(case.max_model_len) if case.max_model_len.isdecimal() else None,
+        max_num_seqs=int(case.max_num_seqs) if case.max_num_seqs.isdecimal() else known.get("max_num_seqs"),
         max_num_batched_tokens=case.max_num_batched_tokens or known.get("max_num_batched_tokens"),
         kv_cache_dtype=cache_type(kv[1] if kv else "", case.engine, model, device),
     )

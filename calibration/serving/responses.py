@@ -4,7 +4,7 @@ When every step k takes `c_k` seconds longer, TTFT and TPOT follow linearly (`ca
 simulation tells what a factor on the time of a kind of kernel changes: that of its seconds in each step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ MIDDLE = (0.4, 0.6)
 @dataclass(frozen=True)
 class Response:
     """`ttft_s`, `tpot_s`: as simulated; by constant, what one more of it adds to each. `estimated`: no kernel of the
-    device was measured.
+    device was measured; `pickup_s`: what the engine's profile says of the server, of which no more can be taken back.
 
     One more: of a factor on time, 1; of seconds, a second. `eager`: TTFT and TPOT at each of `SUBMITTED`, less those as
     simulated.
@@ -49,9 +49,10 @@ class Response:
     estimated: bool
     ttft_s: float
     tpot_s: float
+    pickup_s: float
     ttft: Mapping[str, float]
     tpot: Mapping[str, float]
-    eager: tuple[tuple[float, float], ...]
+    eager: Sequence[Sequence[float]]
 
 
 def respond(job: api.Job, statistic: str) -> Response:
@@ -80,6 +81,7 @@ def respond(job: api.Job, statistic: str) -> Response:
         estimated=job.estimated,
         ttft_s=ttft_s,
         tpot_s=tpot_s,
+        pickup_s=float(job.plan.engine.profile.api_pickup_s),
         ttft={name: first for name, (first, _) in mine.items()} | {"request_s": 1.0},
         tpot={name: between for name, (_, between) in mine.items()} | {"request_s": 0.0},
         eager=tuple(eager),

@@ -114,11 +114,15 @@ def read_table(path: Path) -> list[Row]:
         what = f"an unknown column {unknown[0]!r}" if unknown else f"the column {twice[0]} twice"
         raise ValueError(f"{path}: {what}; known are {', '.join(COLUMNS)}.")
     rows = []
-    for cells in reader:
-        where = f"{path}, line {reader.line_num}"
+    try:
+        records = list(reader)
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: is no table ({error}).") from None
+    for line, cells in enumerate(records, 2):
+        where = f"{path}, line {line}"
         if "" in cells or None in cells.values():
             raise ValueError(f"{where}: wanted {len(names)} cells as in the header.")
-        rows.append(_row(cells, where, reader.line_num))
+        rows.append(_row(cells, where, line))
     if not rows:
         raise ValueError(f"{path}: wanted at least one row, got a header alone.")
     return rows

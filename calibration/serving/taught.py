@@ -39,7 +39,8 @@ PRIOR = {
 """Standard deviation a priori: of a factor's logarithm, or in seconds."""
 LEFT_TTFT, LEFT_TPOT = 0.2, 0.08
 """What is left of a row's misfit however good the constants."""
-STEPS = 40
+STEPS, LONGEST = 100, 0.5
+"""Most steps, and how long one may be in units of the priors."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,19 @@ def taught(
     knobs = (*(KERNELS if responses[0].estimated else ()), *HOST)
     point = np.zeros(len(knobs))
     prior = np.array([PRIOR[name] for name in knobs])
-    least = np.array([0.0 if name == "host_s" else -np.inf for name in knobs])
+    pickup_s = min(one.pickup_s for one in responses)
+    least = np.array([{"host_s": 0.0, "request_s": -pickup_s}.get(name, -np.inf) for name in knobs])
     scale = np.array([LEFT_TTFT, LEFT_TPOT])
     for _ in range(STEPS):
         error, slope = _misfit(responses, measured_s, knobs, point)
         weight = (weights * counts)[:, None] / (scale**2 + error**2)
         gram = np.einsum("rm,rmi,rmj->ij", weight, slope, slope) + np.diag(prior**-2.0)
         moment = np.einsum("rm,rm,rmi->i", weight, error, slope) + point / prior**2
-        wanted = point + np.clip(np.linalg.solve(gram, -moment), -0.5 * prior, 0.5 * prior)
-        change = np.maximum(wanted, least) - point
+        free = (point > least) | (moment < 0.0)  # the others are at their bound and would go beyond it
+        step = np.zeros(len(knobs))
+        step[free] = np.linalg.solve(gram[np.ix_(free, free)], -moment[free])
+        step *= min(1.0, LONGEST / np.abs(step / prior).max(initial=1e-9))
+        change = np.maximum(point + step, least) - point
         point = point + change
         if np.abs(change / prior).max() < 1e-4:
             break

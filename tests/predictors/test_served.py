@@ -1,5 +1,7 @@
 """What servers taught: which plan it is for, what it does to it, and what a user reads of it."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -12,8 +14,8 @@ from sim.hardware.read import load_device
 from sim.model.read import load_model
 
 
-HEAD = {"data": "points.csv", "sha256": "0", "until": "2026-04-01", "date": "2026-11-30"}
-VALUES = {"products": 1.25, "experts": 0.5, "links": 0.5, "eager": 3.0, "host_s": 2e-4, "request_s": -10.0}
+HEAD = {"data": "points.csv", "predictor": "kernels", "sha256": "0", "until": "2026-04-01", "date": "2026-11-30"}
+VALUES = {"products": 1.25, "experts": 0.5, "links": 0.5, "eager": 3.0, "host_s": 2e-4, "request_s": -1.0}
 
 
 def compiled(device="h100-sxm"):
@@ -49,7 +51,7 @@ def test_what_is_learned_is_applied(plan, path):
 
 
 def test_it_is_for_its_engine_and_device_alone(path):
-    with pytest.raises(ValueError, match="knows vllm on NVIDIA H100.*got vllm on NVIDIA H200"):
+    with pytest.raises(ValueError, match="was learned of vllm on NVIDIA H100.*got vllm on NVIDIA H200"):
         served.taught_plan(str(path), compiled("h200-sxm"))
     assert served.as_served(compiled("h200-sxm"), path).arrays.device.product_time == 1.0
 
@@ -74,6 +76,47 @@ def test_another_schema_is_refused(tmp_path):
     (tmp_path / "served.json").write_text('{"schema": "headway.served/9", "fits": []}')
     with pytest.raises(ValueError, match="schema must be headway.served/1, got 'headway.served/9'"):
         served.load(tmp_path / "served.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"values": {"products": -1.0}}, "got products=-1.0"),
+        ({"values": {"warp": 2.0}}, "got warp=2.0"),
+        ({"values": {"eager": True}}, "got eager=True"),
+        ({"values": {"host_s": float("nan")}}, "got host_s=nan"),
+        ({"values": {}}, "values must hold numbers for some of memory"),
+        ({"values": None}, "values must hold numbers for some of memory"),
+        ({"rows": "many"}, "lacks rows"),
+        ({"engine": None}, "lacks engine"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused(path, change, message):
+    content = json.loads(path.read_text())
+    other = path.with_name("other.json")
+    other.write_text(json.dumps(content | {"fits": [content["fits"][0] | change]}))
+    with pytest.raises(ValueError, match=message):
+        served.load(other)
+
+
+def test_fits_are_a_list_of_different_pairs(path):
+    content = json.loads(path.read_text())
+    for name, fits, message in (
+        ("a", [], "fits must be a list"),
+        ("b", content["fits"] * 2, "has two fits of one engine"),
+    ):
+        other = path.with_name(f"{name}.json")
+        other.write_text(json.dumps(content | {"fits": fits}))
+        with pytest.raises(ValueError, match=message):
+            served.load(other)
+
+
+def test_a_run_that_was_learned_on_itself(plan, tmp_path):
+    facts = {"engine": "vllm", "spread": {}, "data": "run", "sha256": "0", "date": "2026-11-30", "errors": {}}
+    path = tmp_path / "run.json"
+    RunFit(str(path), plan.device.name, values={"host_s": 1e-3}, **facts).save(path)
+    with pytest.raises(ValueError, match="predictor must be auto, kernels, analytic or a folder"):
+        served.taught_plan(str(path), plan)
 
 
 def test_nothing_to_adjust_changes_nothing(plan):

@@ -4,13 +4,19 @@ import numpy as np
 import pytest
 
 from calibration.serving.responses import SUBMITTED, Response
+from calibration.serving.table import read_table
 from calibration.serving.taught import Taught
 from predictors import served
-from scripts import calibrate_served
+from scripts import calibrate_served, served_responses
 from tests.scripts.test_validate_serving import points as points
 
 
 DEVICE = "NVIDIA H100 SXM 80GB"
+
+
+PARTS = dict.fromkeys(("products", "attention", "experts", "elementwise", "links"), 1e-3)
+EAGER = tuple((1e-3 * (factor - 1.0), 0.0) for factor in SUBMITTED)
+ONE = Response("vllm", DEVICE, False, 0.05, 0.01, 1.5e-3, PARTS | {"request_s": 1.0}, PARTS | {"request_s": 0.0}, EAGER)
 
 
 @pytest.fixture
@@ -18,23 +24,11 @@ def responses(monkeypatch):
     """Simulations by formula: TTFT 50 ms and TPOT 10 ms, whatever the load; rows of 7 clients have no price."""
     asked = []
 
-    def fake(rows, predictor, jobs, shown):
+    def fake(rows, predictor, jobs, shown, kept, sha256):
         asked.append((len(rows), predictor, jobs))
-        parts = dict.fromkeys(("products", "attention", "experts", "elementwise", "links"), 1e-3)
-        one = Response(
-            "vllm",
-            DEVICE,
-            False,
-            0.05,
-            0.01,
-            parts | {"request_s": 1.0},
-            parts | {"request_s": 0.0},
-            tuple((1e-3 * (factor - 1.0), 0.0) for factor in SUBMITTED),
-        )
-        found = {row.line: one for row in rows if row.concurrency != 7}
-        return found, len(rows) - len(found)
+        return {row.line: "does not fit" if row.concurrency == 7 else ONE for row in rows}
 
-    monkeypatch.setattr(calibrate_served, "_responses", fake)
+    monkeypatch.setattr(calibrate_served, "responses_of", fake)
     return asked
 
 
@@ -55,15 +49,55 @@ def test_a_table_teaches(headway, points, responses, tmp_path):
     ("words", "message"),
     [
         (("until=yesterday",), "until must be a day as 2026-04-01, got 'yesterday'"),
-        (("until=2020-01-01",), "has no co-located row with latencies before 2020-01-01"),
+        (("until=2020-01-01",), "has no row to learn from: 1 from 2020-01-01 on, or of data-parallel ranks"),
         (("limit=3",), "has no key limit"),
-        ((), "no engine has 8 rows on a device that can be priced within 25% of TPOT"),
+        ((), "no engine has 8 rows on a device that can be priced within 25% of TPOT; give more rows."),
+        (("predictor=auto",), "predictor=auto holds what servers taught already"),
+        (("predictor=nonsense",), "predictor must be kernels, analytic or a folder"),
+        (("out=here",), "out must be the name of a .json file, which predictor= then takes, got here"),
+        (("out=a.json", "out=b.json"), "--from wants out= once, got a.json, b.json"),
+        (("responses=none/r.json",), "responses=none/r.json wants the name of a file in a folder that exists"),
+        (("responses=run-fit.json",), "must be different files"),
+        (("--engine", "vllm-0.19.0"), "--from TABLE.csv takes no --engine"),
+        (("loads=²",), "loads must be a whole number of at least 1, got ²"),
     ],
 )
 def test_what_it_refuses(headway, points, responses, words, message):
     path = points({"notes": "NVIDIA-internal measurement; date=2026-01-02"})
     found = headway("calibrate", "--from", str(path), *words)
     assert found.code == 2 and message in found.err and found.err.count("\n") == 1
+
+
+def test_the_table_is_not_written_over(headway, points, responses, tmp_path):
+    path = points({}).rename(tmp_path / "points.json")
+    found = headway("calibrate", "--from", str(path), f"out={path}")
+    assert found.code == 2 and "is the file that --from reads" in found.err and path.read_text().startswith("source")
+
+
+def test_responses_are_kept_with_what_they_are_of(points, monkeypatch, tmp_path):
+    rows, path = read_table(points({}, {"concurrency_or_qps": "4"})), tmp_path / "r.json"
+    monkeypatch.setattr(served_responses, "_simulated", lambda rows, *_: {rows[0].line: ONE, rows[1].line: "too big"})
+    first = served_responses.responses_of(rows, "kernels", 1, False, path, "abc")
+    monkeypatch.delattr(served_responses, "_simulated")
+    again = served_responses.responses_of(rows, "kernels", 1, False, path, "abc")
+    assert again == {line: one if isinstance(one, str) else again[line] for line, one in first.items()}
+    assert again[rows[0].line].ttft == ONE.ttft and [list(pair) for pair in EAGER] == again[rows[0].line].eager
+    with pytest.raises(ValueError, match="has sha256 'abc', wanted 'def'; remove the file"):
+        served_responses.responses_of(rows, "kernels", 1, False, path, "def")
+    with pytest.raises(ValueError, match="has predictor 'kernels', wanted 'analytic'"):
+        served_responses.responses_of(rows, "analytic", 1, False, path, "abc")
+    path.write_text(path.read_text().replace('"too big"', "5"))
+    with pytest.raises(ValueError, match=f"is damaged at row {rows[1].line}"):
+        served_responses.responses_of(rows, "kernels", 1, False, path, "abc")
+
+
+def test_one_row_is_simulated(points):
+    fast = read_table(points({"concurrency_or_qps": "2", "isl": "32", "osl": "4"}))[0]
+    found = served_responses.respond_row(fast, "analytic")
+    assert found.device == DEVICE and found.estimated and 0.0 < found.tpot_s < 0.1
+    assert "does not fit" in served_responses.respond_row(
+        read_table(points({"model": "deepseek-ai/DeepSeek-R1"}))[0], "analytic"
+    )
 
 
 def test_medians_are_stored():

@@ -21,7 +21,7 @@ def response(rng):
     ttft = dict(zip(PARTS, [*(0.1 * first), 3.0], strict=True)) | {"request_s": 1.0}
     tpot = dict(zip(PARTS, [*(0.01 * between), 1.0], strict=True)) | {"request_s": 0.0}
     eager = tuple((5e-3 * (factor - 1.0), 0.0) for factor in SUBMITTED)
-    return Response("vllm", "H", True, 0.1, 0.01, ttft, tpot, eager)
+    return Response("vllm", "H", True, 0.1, 0.01, 5e-3, ttft, tpot, eager)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,12 @@ def test_the_host_takes_no_time_back(rows):
     truth = measured(rows)
     truth[:, 1] -= 2e-3
     assert taught(rows, truth, np.full(60, 30.0)).values["host_s"] == 0.0
+
+
+def test_a_server_gives_back_no_more_than_it_takes(rows):
+    truth = measured(rows)
+    truth[:, 0] -= 0.05
+    assert taught(rows, truth, np.full(60, 30.0)).values["request_s"] == -5e-3
 
 
 def test_one_wild_row_moves_little(rows):

@@ -1,0 +1,132 @@
+"""The responses of a table's rows: simulated in a pool, kept in a file that says what they are of.
+
+A process that dies takes its row with it, not the others; an interrupt ends the pool.
+"""
+
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, fields
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calibration.serving.table import Row
+from scripts.progress import progress
+from scripts.serving_pool import ENVIRONMENT, end_with_parent
+from sim.documents import read_mapping
+
+
+if TYPE_CHECKING:
+    from calibration.serving.responses import Response
+
+SCHEMA = "headway.responses/1"
+OTHERWISE = "remove the file, or give another"
+
+Found = "dict[int, Response | str]"
+"""By line: the response, or why there is none."""
+
+
+def responses_of(rows: list[Row], predictor: str, jobs: int, shown: bool, kept: Path | None, sha256: str) -> Any:
+    """`Found` of all rows: of the file `kept` where there is one, else simulated, and then written to it.
+
+    **Raises:** ValueError for a file of another table, predictor, version or choice of rows, or one that is damaged.
+    """
+    head = {
+        "schema": SCHEMA,
+        "headway": importlib.metadata.version("headway"),
+        "sha256": sha256,
+        "predictor": predictor,
+    }
+    if kept is not None and kept.exists():
+        return _read(kept, head, rows)
+    found = _simulated(rows, predictor, jobs, shown)
+    if kept is not None:
+        plain = {line: one if isinstance(one, str) else asdict(one) for line, one in found.items()}
+        kept.write_text(json.dumps(head | {"rows": plain}) + "\n", encoding="utf-8")
+    return found
+
+
+def _read(path: Path, head: Mapping[str, str], rows: list[Row]) -> Any:
+    from calibration.serving.responses import Response
+
+    content = read_mapping(path)
+    for name, wanted in head.items():
+        if content.get(name) != wanted:
+            raise ValueError(f"responses={path} has {name} {content.get(name)!r:.80}, wanted {wanted!r}; {OTHERWISE}.")
+    names = {field.name for field in fields(Response)}
+    stored = content.get("rows")
+    lines = {str(row.line) for row in rows}
+    if not isinstance(stored, dict) or not lines <= set(stored):
+        raise ValueError(
+            f"responses={path} lacks rows that until= and loads= choose; remove the file, or give another."
+        )
+    found: dict[int, Response | str] = {}
+    for line in lines:
+        one = stored[line]
+        if isinstance(one, dict) and set(one) == names:
+            found[int(line)] = Response(**one)
+        elif isinstance(one, str):
+            found[int(line)] = one
+        else:
+            raise ValueError(f"responses={path} is damaged at row {line}; {OTHERWISE}.")
+    return found
+
+
+def _simulated(rows: list[Row], predictor: str, jobs: int, shown: bool) -> Any:
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    found: dict[int, Response | str] = {}
+    left = list(rows)
+    with progress(len(rows), "simulating", shown) as tell:
+        while left:
+            try:
+                for line, one in _in_pool(left, predictor, jobs):
+                    found[line] = one
+                    if tell is not None:
+                        tell(len(found))
+            except BrokenProcessPool:
+                lost = next(row for row in left if row.line not in found)
+                found[lost.line] = _alone(lost, predictor)
+            left = [row for row in left if row.line not in found]
+    return found
+
+
+def _in_pool(rows: list[Row], predictor: str, jobs: int) -> Any:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
+        futures: dict[Future[Any], int] = {pool.submit(respond_row, row, predictor): row.line for row in rows}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _alone(row: Row, predictor: str) -> Any:
+    try:
+        return next(_in_pool([row], predictor, 1))[1]
+    except BrokenProcessPool:
+        return "the simulating process was ended, perhaps for lack of memory."
+
+
+def respond_row(row: Row, predictor: str) -> "Response | str":
+    """The response of one row, or why it has none; in a process of a pool."""
+    from calibration.serving.responses import respond
+    from calibration.serving.setup import setup_of
+    from conf.files import by_hf_id
+    from scripts.compiled import keep_compiled
+    from scripts.serving_pool import configuration
+    from sim import api
+
+    keep_compiled()
+    try:
+        setup = setup_of(row, by_hf_id)
+        overrides = (*setup.overrides, f"predictor={predictor}")
+        return respond(api.build(configuration(overrides, ())), row.statistic or "mean")
+    except (ValueError, api.Infeasible) as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
