@@ -7,7 +7,6 @@ what the user says has the last word.
 """
 
 import datetime
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from conf.compose import compose
 from scripts.answer import Answer
 from scripts.arguments import Arguments
 from scripts.configure import key_of, request
+from scripts.folder import check_writable
 from scripts.table import table
 from sim.documents import user_path
 
@@ -105,9 +105,7 @@ def output(given: list[str], read: str) -> Path:
         raise ValueError(f"out must be the name of a .json file, which predictor= then takes, got {out}.")
     if out.resolve() == Path(read).expanduser().resolve():
         raise ValueError(f"out={out} is the file that --from reads; give another name.")
-    folder = next(folder for folder in out.absolute().parents if folder.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ValueError(f"out={out} cannot be written: {folder} is no folder one can write to.")
+    check_writable(out, "out")
     return out
 
 

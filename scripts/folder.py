@@ -1,5 +1,6 @@
 """Where results go when nobody says."""
 
+import os
 from pathlib import Path
 
 
@@ -10,3 +11,10 @@ def free_folder(folder: Path) -> Path:
         free = folder.with_name(f"{folder.name}-{number}")
         number += 1
     return free
+
+
+def check_writable(path: Path, key: str) -> None:
+    """Raise `ValueError` that names `key` where `path` could not be written: said before the work, not after it."""
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"{key}={path} cannot be written: {folder} is no folder one can write to.")

@@ -24,6 +24,8 @@ def run(arguments: Arguments) -> Answer:
     from predictors.families import MODULES
     from predictors.learned import shipped_for
 
+    if not keys.truth("operators"):
+        raise ValueError("validate operators=true judges the learned kernels, got operators=false.")
     names, sources = keys.several("family", list(MODULES)), keys.sources("sources", PACKAGE)
     devices = keys.several("device", list(choices("hardware")))
     every = keys.choice("splits", ("shapes", "all", "card"), "shapes")

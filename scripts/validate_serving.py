@@ -25,7 +25,7 @@ from conf.files import by_hf_id
 from scripts.answer import Answer
 from scripts.arguments import Arguments
 from scripts.configure import key_of
-from scripts.folder import free_folder
+from scripts.folder import check_writable, free_folder
 from scripts.progress import progress
 from scripts.serving_pool import Overrides, predictions
 from scripts.table import table
@@ -118,6 +118,7 @@ def output_folder(given: str | None) -> Path:
     folder = user_path(given, "results")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"results={folder} wants a folder, this is a file.")
+    check_writable(folder / CSV, "results")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / CSV).is_file():
         raise ValueError(f"results={folder} wants a new or an empty folder, or one of an earlier validation.")
     return folder

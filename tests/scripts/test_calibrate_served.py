@@ -104,3 +104,12 @@ def test_medians_are_stored():
     errors = {"ttft": np.array([-0.5, 0.1, 0.2])}
     found = Taught("vllm", DEVICE, {}, {}, errors, errors)
     assert calibrate_served._fit(found, 3)["after"] == {"ttft": 0.2}
+
+
+def test_where_nothing_can_be_written_nothing_is_simulated(headway, points, responses, tmp_path):
+    path = points({})
+    (tmp_path / "file").write_text("")
+    found = headway("calibrate", "--from", str(path), "out=file/o.json")
+    assert found.code == 2 and "out=file/o.json cannot be written" in found.err and not responses
+    found = headway("validate", f"serving={path}", "results=file/sub")
+    assert found.code == 2 and "cannot be written" in found.err
