@@ -49,9 +49,8 @@ def _gemm(table: OperatorTable, device: DeviceConf, rates: DeviceArrays) -> Any:
         "input_bytes": product.input_bytes,
         "flops_per_s": product.flops_per_s,
     }
-    slots = GemmSlots(
-        count=one, emitting=0.0 * one, format=0.0 * one, **{key: value[:, None] for key, value in columns.items()}
-    )
+    none = dict.fromkeys(("emitting", "format", "beside"), 0.0 * one)
+    slots = GemmSlots(count=one, **none, **{key: value[:, None] for key, value in columns.items()})
     kernel = analytic_cost().gemm
     return kernel.price(kernel.terms(slots, rates), jnp.asarray(table["m"])[None]).seconds[0]
 

@@ -68,7 +68,7 @@ def cost_rows(artifact: Artifact | None, device: DeviceConf) -> tuple[tuple[str,
         claim: Any = constants()["claim"]
         seen = ", ".join(f"{what} {claim[what]:.0%}" for what in ("gemm", "decode", "prefill", "moe"))
         error = f"median errors where there are measurements: {seen}"
-        return (("step prices", f"estimated; {error}", f"no kernel of {device.name} was measured: analytic model"),)
+        return (("step prices", f"estimated; {error}", "analytic model, no measured kernels"),)
     rows = []
     for name, entry in artifact.card["families"].items():
         found = (entry.get("errors") or {}).get("shapes", {}).get("")

@@ -94,6 +94,7 @@ def as_served(plan: Plan, path: Path) -> Plan:
     content = load(path)
     for fit in content["fits"]:
         if (fit["engine"], fit["device"]) == (plan.engine.name, plan.device.name):
-            source = f"{fit['rows']} measurements of servers before {content['until']}: {content['data']}"
+            before = f" before {content['until']}" if content["until"] else ""
+            source = f"{fit['rows']} measurements of servers{before}: {content['data']}"
             return run_fit.adjusted(plan, fit["values"], source)
     return plan

@@ -1,9 +1,9 @@
 """`headway calibrate --from TABLE.csv`: what a table of measured servers teaches of each engine on each device.
 
 Of every deployment in the table a few loads are simulated, their decisions frozen, and the constants of
-`calibration.serving.taught` found with which the simulated latencies meet the measured ones. Rows from the day `until`
-on are left out. `out=` (`served.json`) is used by `predictor=OUT`; `responses=FILE` keeps what was simulated, and takes
-it from there the next time.
+`calibration.serving.taught` found with which the simulated latencies meet the measured ones. Rows dated (`date=` in
+their notes) from the day `until` on are left out. `out=` (`served.json`) is used by `predictor=OUT`; `responses=FILE`
+keeps what was simulated, and takes it from there the next time.
 """
 
 import datetime
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibration.serving.scope import excluded, sampled
-from calibration.serving.table import HELD_OUT_SINCE, Row, read_table
+from calibration.serving.table import Row, read_table
 from predictors.served import save
 from scripts.answer import Answer
 from scripts.plain_keys import PlainKeys
@@ -40,17 +40,18 @@ do not lower the median errors, summed over TTFT and TPOT, are dropped."""
 def run(words: Sequence[str], path: Path, out: Path, shown: bool) -> Answer:
     """Learn, print errors before and after, write `out`."""
     keys = PlainKeys.of("headway calibrate --from TABLE.csv", words, KEYS)
-    until = _day(keys.text("until", HELD_OUT_SINCE))
+    until = _day(keys.text("until")) if keys.text("until") else ""
     loads, jobs = keys.whole("loads", 4, 1), keys.whole("jobs", os.cpu_count() or 1, 1)
     predictor = _predictor(keys.text("predictor", "kernels"))
     kept = _new_file(user_path(keys.text("responses"), "responses"), "responses") if keys.text("responses") else None
     if path in (out, kept) or out == kept:
         raise ValueError(f"{path}, out={out} and responses={kept} must be different files.")
     everything = read_table(path)
-    rows = [row for row in everything if not excluded(row) and (row.date or "") < until]
+    rows = [row for row in everything if not excluded(row) and (not until or (row.date or "") < until)]
     taken = sampled(rows, loads)
     if not taken:
-        reasons = Counter(excluded(row) or f"from {until} on, or of data-parallel ranks" for row in everything)
+        late = f"dated from {until} on, or of data-parallel ranks" if until else "of data-parallel ranks"
+        reasons = Counter(excluded(row) or late for row in everything)
         told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
         raise ValueError(f"{path} has no row to learn from: {told}.")
     digest = sha256(path.read_bytes()).hexdigest()
@@ -60,10 +61,10 @@ def run(words: Sequence[str], path: Path, out: Path, shown: bool) -> Answer:
     found = _taught(responses, taken)
     if not found:
         why = Counter(one for one in answers.values() if isinstance(one, str)).most_common(1)
-        raise ValueError(
-            f"{path}: no engine has {LEAST_ROWS} rows on a device that can be priced within {MOST_LEFT:.0%} of TPOT; "
-            + (f"{failed} could not be priced at all, most because {why[0][0]}" if why else "give more rows.")
-        )
+        few = f"of {len(responses)} rows with a price too few are of one engine on one device ({LEAST_ROWS} are wanted)"
+        off = f"or TPOT stays over {MOST_LEFT:.0%} off, or nothing gets better: --from a benchmark or a log tells more"
+        failures = f" {failed} have no price, most because {why[0][0]}" if why else ""
+        raise ValueError(f"{path} teaches nothing: {few}, {off}.{failures}")
     head = {"data": path.name, "sha256": digest, "predictor": predictor, "until": until}
     fits = [_fit(one, len(one.before["ttft"])) for one in found]
     save(out, head | {"date": datetime.date.today().isoformat()}, fits)

@@ -63,8 +63,8 @@ def sampled(rows: Sequence[Row], loads: int) -> list[tuple[Row, float]]:
     """Up to `loads` different loads of each deployment, and how many rows each of them stands for; more where an engine
     has so few deployments on a device that they would give less than `LEAST_LOADS` rows.
 
-    The newest first, as servers change, then by hash; at most one of long answers, whose simulation takes as long as
-    that of all others. None of data-parallel ranks: their steps wait for each other.
+    By hash, so that days and versions are mixed; at most one of long answers, whose simulation takes as long as that of
+    all others. None of data-parallel ranks: their steps wait for each other.
     """
     deployments: dict[tuple, list[Row]] = defaultdict(list)
     for row in rows:
@@ -77,8 +77,7 @@ def sampled(rows: Sequence[Row], loads: int) -> list[tuple[Row, float]]:
     for key, mine in deployments.items():
         most = max(loads, -(-LEAST_LOADS // number[key[:2]]))
         taken: dict[tuple, Row] = {}
-        by_hash = sorted(mine, key=lambda row: (_hash(row), row.line))
-        for row in sorted(by_hash, key=lambda row: row.date or "", reverse=True):
+        for row in sorted(mine, key=lambda row: (_hash(row), row.line)):
             load = (row.isl, row.osl, row.concurrency)
             long = row.osl > LONG_ANSWER and any(osl > LONG_ANSWER for _, osl, _ in taken)
             if load not in taken and not long and len(taken) < most:

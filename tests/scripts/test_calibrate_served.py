@@ -49,9 +49,9 @@ def test_a_table_teaches(headway, points, responses, tmp_path):
     ("words", "message"),
     [
         (("until=yesterday",), "until must be a day as 2026-04-01, got 'yesterday'"),
-        (("until=2020-01-01",), "has no row to learn from: 1 from 2020-01-01 on, or of data-parallel ranks"),
+        (("until=2020-01-01",), "has no row to learn from: 1 dated from 2020-01-01 on, or of data-parallel ranks"),
         (("limit=3",), "has no key limit"),
-        ((), "no engine has 8 rows on a device that can be priced within 25% of TPOT; give more rows."),
+        ((), "too few are of one engine on one device (8 are wanted)"),
         (("predictor=auto",), "predictor=auto holds what servers taught already"),
         (("predictor=nonsense",), "predictor must be kernels, analytic or a folder"),
         (("out=here",), "out must be the name of a .json file, which predictor= then takes, got here"),

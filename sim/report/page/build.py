@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sim.report.bottleneck import Verdict
-from sim.report.console import percent
+from sim.report.console import claim_warning, percent
 from sim.report.metrics import Metrics, latencies, meets
 from sim.report.page.data import chart_data
 from sim.report.plain import plain, to_json
@@ -43,7 +43,7 @@ def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> s
             "style": asset("style.css"),
             "heading": escape(label),
             "subtitle": subtitle(result),
-            "verdict": verdict_html(found),
+            "verdict": verdict_html(found) + claim_html(result),
             "headline": headline(result, metrics),
             "latency_table": latency_table(metrics),
             "slo": slo_html(result, metrics),
@@ -132,6 +132,18 @@ def verdict_html(found: Verdict | None) -> str:
         f'<p class="verdict"><strong>{escape(name)}.</strong> {escape(rest.strip()[:1].upper() + rest.strip()[1:])} '
         f'<span class="try">Try {escape(found.change)}</span></p>'
     )
+
+
+def claim_html(result: SimulationResult) -> str:
+    """What the step times are expected to be off by, and the warning where they are not from measurements."""
+    if result.claim is None:
+        return ""
+    warning = " ".join(claim_warning(result))
+    plain = (
+        f"Step times: {result.claim.rel_error:.1%} expected median error, {result.claim.outside_share:.1%} of them "
+        "outside what was measured."
+    )
+    return f'<p class="verdict"><span class="try">{escape(warning or plain)}</span></p>'
 
 
 def headline(result: SimulationResult, metrics: Metrics) -> str:
