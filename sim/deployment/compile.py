@@ -50,7 +50,7 @@ def compile_plan(
         device=device,
         engine=settings,
         deployment=deployment_conf,
-        stages=tuple(_in_pieces(rank.own, settings.profile.pieces_s) for rank in lowered),
+        stages=tuple(_in_pieces(rank.own, settings.profile.pieces_s / stages) for rank in lowered),
         gpus=deployment_conf.replicas * deployment_conf.data_parallel * ranks * stages,
         assumptions=tuple(_assumptions(model, device, settings, deployment_conf, domains)),
         not_modelled=tuple(_not_modelled(model, device, settings, deployment_conf)),
