@@ -125,7 +125,9 @@ def respond_row(row: Row, predictor: str) -> "Response | str":
     try:
         setup = setup_of(row, by_hf_id)
         overrides = (*setup.overrides, f"predictor={predictor}")
-        return respond(api.build(configuration(overrides, ())), row.statistic or "mean")
+        job = api.build(configuration(overrides, ()))
+        statistic = row.statistic or "mean"
+        return respond(api.run(job), job.cost, job.plan, estimated=job.estimated, statistic=statistic)
     except (ValueError, api.Infeasible) as error:
         return str(error)
     except Exception as error:

@@ -14,9 +14,11 @@ from jaxtyping import Float
 from calibration.from_run.frozen import Frozen, frozen
 from calibration.from_run.priced import BATCH
 from predictors.run_fit import adjusted_arrays
-from sim import api
 from sim.cost.launch import exposed_launch_s, launch_terms
+from sim.cost.model import CostModel
 from sim.cost.table import price_steps
+from sim.deployment.plan import Plan
+from sim.report.result import SimulationResult
 
 
 PARTS = {
@@ -55,15 +57,14 @@ class Response:
     eager: Sequence[Sequence[float]]
 
 
-def respond(job: api.Job, statistic: str) -> Response:
-    """Simulate `job` and tell how the `mean` or the median (`p50`) of its latencies answers.
+def respond(result: SimulationResult, cost: CostModel, plan: Plan, *, estimated: bool, statistic: str) -> Response:
+    """How the `mean` or the median (`p50`) of a simulated run's latencies answers. `cost` prices the steps of `plan`.
 
     **Raises:** ValueError as `calibration.from_run.frozen.frozen`.
     """
-    result = api.run(job)
     still = frozen(result)
     columns = {name: np.asarray(getattr(result.steps, name))[still.order] for name in BATCH}
-    seconds = {name: np.asarray(value) for name, value in price_steps(job.cost, job.plan.arrays, columns).items()}
+    seconds = {name: np.asarray(value) for name, value in price_steps(cost, plan.arrays, columns).items()}
     still_s = np.zeros(len(still.order))
     base, mine = _latencies(still, still_s), {}
     changes: dict[str, Any] = {name: sum(seconds[part] for part in parts) for name, parts in PARTS.items()}
@@ -72,16 +73,16 @@ def respond(job: api.Job, statistic: str) -> Response:
         mine[name] = _difference(_latencies(still, change_s), base, statistic)
     eager = []
     for factor in SUBMITTED:
-        more_s = _exposed_s(job, columns, seconds, factor) - seconds["launch_s"]
+        more_s = _exposed_s(plan, columns, seconds, factor) - seconds["launch_s"]
         eager.append(_difference(_latencies(still, more_s), base, statistic))
     ttft_s, tpot_s = (_statistic(values, values, statistic) for values in base)
     return Response(
-        engine=job.plan.engine.name,
-        device=job.plan.device.name,
-        estimated=job.estimated,
+        engine=plan.engine.name,
+        device=plan.device.name,
+        estimated=estimated,
         ttft_s=ttft_s,
         tpot_s=tpot_s,
-        pickup_s=float(job.plan.engine.profile.api_pickup_s),
+        pickup_s=float(plan.engine.profile.api_pickup_s),
         ttft={name: first for name, (first, _) in mine.items()} | {"request_s": 1.0},
         tpot={name: between for name, (_, between) in mine.items()} | {"request_s": 0.0},
         eager=tuple(eager),
@@ -89,10 +90,10 @@ def respond(job: api.Job, statistic: str) -> Response:
 
 
 def _exposed_s(
-    job: api.Job, columns: Mapping[str, np.ndarray], seconds: Mapping[str, np.ndarray], factor: float
+    plan: Plan, columns: Mapping[str, np.ndarray], seconds: Mapping[str, np.ndarray], factor: float
 ) -> Float[np.ndarray, " step"]:
     """Seconds of submitting each step that the device waits for, were submitting `factor` times as long."""
-    terms = launch_terms(adjusted_arrays(job.plan.arrays, {"eager": factor}).device)
+    terms = launch_terms(adjusted_arrays(plan.arrays, {"eager": factor}).device)
     device_s: Any = sum(seconds[name] for name in ON_DEVICE)
     tokens: Any
     mode: Any
