@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 SCHEMA = "headway.responses/1"
 OTHERWISE = "remove the file, or give another"
 
-Found = "dict[int, Response | str]"
+type Found = dict[int, Response | str]
 """By line: the response, or why there is none."""
 
 
-def responses_of(rows: list[Row], predictor: str, jobs: int, shown: bool, kept: Path | None, sha256: str) -> Any:
+def responses_of(rows: list[Row], predictor: str, jobs: int, shown: bool, kept: Path | None, sha256: str) -> Found:
     """`Found` of all rows: of the file `kept` where there is one, else simulated, and then written to it.
 
     **Raises:** ValueError for a file of another table, predictor, version or choice of rows, or one that is damaged.
@@ -50,7 +50,7 @@ def responses_of(rows: list[Row], predictor: str, jobs: int, shown: bool, kept: 
     return found
 
 
-def _read(path: Path, head: Mapping[str, str], rows: list[Row]) -> Any:
+def _read(path: Path, head: Mapping[str, str], rows: list[Row]) -> Found:
     from calibration.serving.responses import Response
 
     content = read_mapping(path)
@@ -61,9 +61,7 @@ def _read(path: Path, head: Mapping[str, str], rows: list[Row]) -> Any:
     stored = content.get("rows")
     lines = {str(row.line) for row in rows}
     if not isinstance(stored, dict) or not lines <= set(stored):
-        raise ValueError(
-            f"responses={path} lacks rows that until= and loads= choose; remove the file, or give another."
-        )
+        raise ValueError(f"responses={path} lacks rows that until= and loads= choose; {OTHERWISE}.")
     found: dict[int, Response | str] = {}
     for line in lines:
         one = stored[line]
@@ -76,7 +74,7 @@ def _read(path: Path, head: Mapping[str, str], rows: list[Row]) -> Any:
     return found
 
 
-def _simulated(rows: list[Row], predictor: str, jobs: int, shown: bool) -> Any:
+def _simulated(rows: list[Row], predictor: str, jobs: int, shown: bool) -> Found:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     found: dict[int, Response | str] = {}

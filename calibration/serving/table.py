@@ -3,7 +3,7 @@
 import csv
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,11 +114,7 @@ def read_table(path: Path) -> list[Row]:
         what = f"an unknown column {unknown[0]!r}" if unknown else f"the column {twice[0]} twice"
         raise ValueError(f"{path}: {what}; known are {', '.join(COLUMNS)}.")
     rows = []
-    try:
-        records = list(reader)
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: is no table ({error}).") from None
-    for line, cells in enumerate(records, 2):
+    for line, cells in _records(reader, path):
         where = f"{path}, line {line}"
         if "" in cells or None in cells.values():
             raise ValueError(f"{where}: wanted {len(names)} cells as in the header.")
@@ -126,6 +122,15 @@ def read_table(path: Path) -> list[Row]:
     if not rows:
         raise ValueError(f"{path}: wanted at least one row, got a header alone.")
     return rows
+
+
+def _records(reader: "csv.DictReader[str]", path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Each record with its line in the file, blank ones counted."""
+    try:
+        for cells in reader:
+            yield reader.line_num, cells
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: is no table ({error}).") from None
 
 
 def _row(cells: dict[str, str], where: str, line: int) -> Row:
