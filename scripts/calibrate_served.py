@@ -58,15 +58,14 @@ def run(words: Sequence[str], path: Path, out: Path, shown: bool) -> Answer:
     answers = responses_of([row for row, _ in taken], predictor, jobs, shown, kept, digest)
     responses = {line: one for line, one in answers.items() if not isinstance(one, str)}
     failed = len(taken) - len(responses)
-    found = _taught(responses, taken)
-    if not found:
+    fits = _taught(responses, taken)
+    if not fits:
         why = Counter(one for one in answers.values() if isinstance(one, str)).most_common(1)
         few = f"of {len(responses)} rows with a price too few are of one engine on one device ({LEAST_ROWS} are wanted)"
         off = f"or TPOT stays over {MOST_LEFT:.0%} off, or nothing gets better: --from a benchmark or a log tells more"
         failures = f" {failed} have no price, most because {why[0][0]}" if why else ""
         raise ValueError(f"{path} teaches nothing: {few}, {off}.{failures}")
     head = {"data": path.name, "sha256": digest, "predictor": predictor, "until": until}
-    fits = [_fit(one, len(one.before["ttft"])) for one in found]
     save(out, head | {"date": datetime.date.today().isoformat()}, fits)
     ends = (
         f"{failed} of {len(taken)} rows had no price. Errors after: with the schedules of before.",
@@ -93,7 +92,7 @@ def _new_file(path: Path, key: str) -> Path:
     return path
 
 
-def _taught(responses: dict[int, "Response"], taken: list[tuple[Row, float]]) -> list["Taught"]:
+def _taught(responses: dict[int, "Response"], taken: list[tuple[Row, float]]) -> list[dict[str, Any]]:
     """The constants of every engine and device of enough rows."""
     import numpy as np
 
@@ -109,12 +108,8 @@ def _taught(responses: dict[int, "Response"], taken: list[tuple[Row, float]]) ->
         if len(mine) >= LEAST_ROWS:
             measured = [[1e-3 * row.measured_ms(metric) for metric in ("ttft", "tpot")] for _, row, _ in mine]
             weights = np.array([weight for *_, weight in mine])
-            fit = taught([response for response, *_ in mine], np.array(measured), weights)
-            before, after = (
-                {name: float(np.median(np.abs(values))) for name, values in errors.items()}
-                for errors in (fit.before, fit.after)
-            )
-            if after["tpot"] <= MOST_LEFT and sum(after.values()) < sum(before.values()):
+            fit = _fit(taught([response for response, *_ in mine], np.array(measured), weights), len(mine))
+            if fit["after"]["tpot"] <= MOST_LEFT and sum(fit["after"].values()) < sum(fit["before"].values()):
                 found.append(fit)
     return found
 
