@@ -15,6 +15,7 @@ from calibration.from_run.frozen import Frozen, frozen
 from calibration.from_run.priced import BATCH
 from predictors.run_fit import adjusted_arrays
 from sim.cost.launch import exposed_launch_s, launch_terms
+from sim.cost.lockstep import DEVICE
 from sim.cost.model import CostModel
 from sim.cost.table import price_steps
 from sim.deployment.plan import Plan
@@ -31,8 +32,6 @@ PARTS = {
 """Components of a step's time by the constant that scales them; of the rate of `links` the inverse does."""
 SUBMITTED = (0.5, 2.0, 4.0)
 """Factors on the time of submitting at which the steps are priced: what the device hides of it is no linear matter."""
-ON_DEVICE = ("gemm_s", "moe_s", "elementwise_s", "collective_s")
-"""The device's work that hides submitting, as in `sim.cost.kernel_cost`."""
 MIDDLE = (0.4, 0.6)
 """A median answers as the requests between these quantiles do."""
 
@@ -94,7 +93,7 @@ def _exposed_s(
 ) -> Float[np.ndarray, " step"]:
     """Seconds of submitting each step that the device waits for, were submitting `factor` times as long."""
     terms = launch_terms(adjusted_arrays(plan.arrays, {"eager": factor}).device)
-    device_s: Any = sum(seconds[name] for name in ON_DEVICE)
+    device_s: Any = sum(seconds[name] for name in DEVICE)
     tokens: Any
     mode: Any
     tokens, mode = columns["padded_tokens"], columns["graph_mode"]

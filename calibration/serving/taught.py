@@ -59,7 +59,6 @@ def taught(
     responses: Sequence[Response],
     measured_s: Float[np.ndarray, "row 2"],
     weights: Float[np.ndarray, " row"],
-    fitted: Sequence[bool] | None = None,
 ) -> Taught:
     """The constants of one engine on one device.
 
@@ -67,9 +66,7 @@ def taught(
 
     - `measured_s`: TTFT and TPOT of each row.
     - `weights`: how many rows of the table each stands for.
-    - `fitted`: which rows count; errors are told of all.
     """
-    counts = np.ones(len(responses)) if fitted is None else np.asarray(fitted, float)
     knobs = (*(KERNELS if responses[0].estimated else ()), *HOST)
     point = np.zeros(len(knobs))
     prior = np.array([PRIOR[name] for name in knobs])
@@ -78,7 +75,7 @@ def taught(
     scale = np.array([LEFT_TTFT, LEFT_TPOT])
     for _ in range(STEPS):
         error, slope = _misfit(responses, measured_s, knobs, point)
-        weight = (weights * counts)[:, None] / (scale**2 + error**2)
+        weight = weights[:, None] / (scale**2 + error**2)
         gram = np.einsum("rm,rmi,rmj->ij", weight, slope, slope) + np.diag(prior**-2.0)
         moment = np.einsum("rm,rm,rmi->i", weight, error, slope) + point / prior**2
         free = (point > least) | (moment < 0.0)  # the others are at their bound and would go beyond it
