@@ -20,11 +20,6 @@ ROUNDS = 10
 INFERENCEX_LENGTHS = 0.8
 """InferenceX draws lengths uniformly from this share of the nominal ones up to them."""
 
-VENDOR_SPREAD = 0.05
-"""A vendor's sweep says one length, yet its requests do not stay in step: TTFT does not depend on the answers' length
-and is a tenth of that of the burst at the start, plus that of a prompt alone. Requests of exactly equal lengths that
-start together would end together, and meet again at every turn; so lengths are uniform within this share."""
-
 
 @dataclass(frozen=True)
 class Setup:
@@ -173,7 +168,6 @@ def _workload(row: Row) -> list[str]:
     """The closed loop: who sends how many requests of which lengths."""
     lengths = {
         "inferencex": ["workload.lengths=uniform_below", f"workload.range_ratio={INFERENCEX_LENGTHS}"],
-        "vendor": ["workload.lengths=uniform", f"workload.range_ratio={VENDOR_SPREAD}"],
     }
     prompts = re.search(r"(\d+) prompts", row.notes)
     return [

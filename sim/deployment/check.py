@@ -131,9 +131,10 @@ def check_async(conf: EngineConf, profile: EngineProfile, pipeline: int) -> None
 
 def check_profile(profile: EngineProfile, shipped: EngineProfile) -> None:
     """Raise `ValueError` for facts of a version that cannot be; `shipped` has the constants that its rules read."""
-    for key in ("host_step_s", "idle_sleep_s", "api_pickup_s", "pieces_s"):
+    for key in ("host_step_s", "idle_sleep_s", "api_pickup_s", "api_door_s", "pieces_s"):
         _between(f"profile.{key}", getattr(profile, key), 0.0, MAX_HOST_S, "seconds")
     _between("profile.eager_launches", profile.eager_launches, 1.0, 100.0, "bare launches")
+    _between("profile.expert_launches", profile.expert_launches, 0.0, 100.0, "launches")
     _between("profile.default_gpu_memory_utilization", profile.default_gpu_memory_utilization, 0.0, 1.0)
     for key, most in (
         ("graph_top", MAX_CAPTURED),

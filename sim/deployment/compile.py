@@ -41,8 +41,9 @@ def compile_plan(
     kv_bytes, name = settings.kv_bytes_per_element, settings.name
     exchange = exchange_of(deployment_conf, rules)
     runner = replace(device, kernel_launch_s=device.kernel_launch_s * settings.profile.eager_launches)
+    of_experts = settings.profile.expert_launches
     lowered = [
-        lower_rank(model, runner, domains, kv_bytes, waits_s, name, stages, stage, rules, exchange)
+        lower_rank(model, runner, domains, kv_bytes, waits_s, name, stages, stage, rules, exchange, of_experts)
         for stage in range(stages)
     ]
     return Plan(
@@ -143,6 +144,10 @@ def _assumptions(
         yield "all-reduce", "estimated" if found.estimated else "measured constants", found.source
     if deployment.pipeline_parallel > 1:
         yield from _stage_assumptions(model, device, settings, deployment)
+    if settings.profile.api_pickup_s:
+        door_s, why = settings.profile.api_door_s, settings.profile.sources.get("api_pickup_s", "engine profile")
+        door = f"{1e3 * door_s:.1f} ms a request, one at a time, then " if door_s else ""
+        yield "API server", f"{door}{1e3 * settings.profile.api_pickup_s:.1f} ms to the engine's queue", why
     if settings.profile.pieces_s:
         why = settings.profile.sources.get("pieces_s", "engine profile")
         yield "lost between pieces of a step", f"{1e3 * settings.profile.pieces_s:.1f} ms, not in one full graph", why

@@ -55,9 +55,11 @@ class EngineProfile:
     - `scheduling`, `cache`, `log`, `sglang`: what this version's scheduler, block pool, log and, for SGLang, all of
       its scheduler do differently from others; `parallel`: what its data-parallel ranks do.
     - `idle_sleep_s`: slept after a turn of the loop that scheduled nothing; `nonempty_batch_returns`: only a
-      batch with work lets the loop schedule ahead; `api_pickup_s`: from the client to the engine's queue.
+      batch with work lets the loop schedule ahead; `api_pickup_s`: from the client to the engine's queue, after
+      `api_door_s`, for which the API server is busy with one request alone.
     - `eager_launches`: host time of a kernel that is launched one by one, over that of a bare launch (the device's
-      `kernel_launch_s`): what the framework does around it.
+      `kernel_launch_s`): what the framework does around it. `expert_launches`: such launches for the experts of one
+      layer, where one operator of the framework launches their kernels; 0: each kernel is one.
     - `pieces_s`: what the device loses on a step that is no graph as a whole, between pieces and single kernels.
     - `host_step_s`: host time per step: the device waits for it, or, where batches are scheduled ahead, only if
       the step before is shorter.
@@ -89,8 +91,10 @@ class EngineProfile:
     tokens_cover_length: bool = False
     idle_sleep_s: float = 0.0
     api_pickup_s: float = 0.0
+    api_door_s: float = 0.0
     host_step_s: float = 0.0
     eager_launches: float = 1.0
+    expert_launches: float = 0.0
     pieces_s: float = 0.0
     nonempty_batch_returns: bool = True
     scheduling: SchedulingRules = field(default_factory=SchedulingRules)

@@ -101,6 +101,7 @@ def lower_rank(
     stage: int = 0,
     rules: ParallelRules | None = None,
     exchange: str = "allgather_reducescatter",
+    expert_launches: float = 0.0,
 ) -> RankArrays:
     """Plan arrays of one rank.
 
@@ -112,6 +113,7 @@ def lower_rank(
     - `engine`: whose all-reduce runs (vllm, sglang, trtllm; NCCL's for any other).
     - `pipeline_parallel`, `stage`: number of stages, and the one that this rank is in.
     - `rules`, `exchange`: what data-parallel ranks do, and how tokens get to the experts of others.
+    - `expert_launches`: what the host launches for one layer's experts; 0: each of their kernels.
 
     **Raises:** ValueError where a size does not divide the model, or the device has no rate for a format.
     """
@@ -137,7 +139,9 @@ def lower_rank(
     together = _together(model, layers, device, domains, rules, exchange, engine) if domains.lockstep else None
     counts = kernel_facts()["launches"]
     between = counts["attention"] * attention_layers + counts["recurrent"] * float(recurrent.count.sum())
-    launched = sum(_launched(slots) for slots in (own, together) if slots) + between + counts["sampler"] * last
+    of_experts = expert_launches or counts["moe"]
+    launched = sum(_launched(slots, of_experts) for slots in (own, together) if slots)
+    launched += between + counts["sampler"] * last
     graph_s, kernel_s = device.graph_launch_s, device.kernel_launch_s
     submit_s = [launched * kernel_s, (len(held) + 1) * graph_s + between * kernel_s, graph_s]
     arrays = PlanArrays(*own, _device_arrays(model, device, submit_s, [kernel_s, graph_s, graph_s], host_s, last))
@@ -169,10 +173,10 @@ def _together(
     )
 
 
-def _launched(slots: Slots) -> float:
-    """Kernels that the host launches for a step, but for those of attention and state layers, and the sampler."""
+def _launched(slots: Slots, of_experts: float) -> float:
+    """What the host launches for a step, but for attention, state layers and the sampler."""
     gemm, _, _, moe, elementwise, collective = (float(np.sum(group.count)) for group in slots)
-    return gemm + elementwise + float(kernel_facts()["launches"]["moe"]) * moe + collective
+    return gemm + elementwise + of_experts * moe + collective
 
 
 def _device_arrays(

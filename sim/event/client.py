@@ -1,6 +1,7 @@
 """The client's side: when requests are sent, and what becomes of each of them."""
 
 from collections.abc import Iterable, Sequence
+from heapq import heapreplace
 
 import numpy as np
 
@@ -17,15 +18,17 @@ class Client:
     """Sends a workload in order, at most `concurrency` requests outstanding, and keeps each one's times.
 
     Request i is sent at its planned arrival, in a closed loop of K at `max(arrival, end of the (i - K + 1)-th
-    request to end)`. `pickup_ns` passes between sending and the engine's input queue; `next_ns` is when the next
-    request gets there, `NEVER` while all are sent or as many as may be are outstanding.
+    request to end)`. `doors` API servers take requests one at a time, each for `door_ns`; then `pickup_ns` pass to the
+    engine's input queue. `next_ns` is when the next request gets there, `NEVER` while all are sent or as many as may
+    be are outstanding.
     """
 
-    def __init__(self, workload: Workload, pickup_ns: int = 0):
+    def __init__(self, workload: Workload, pickup_ns: int = 0, door_ns: int = 0, doors: int = 1):
         count = len(workload)
         self.workload = workload
-        self.pickup_ns = pickup_ns
+        self.pickup_ns, self.door_ns = pickup_ns, door_ns
         self.sent = 0
+        self._door_free_ns = [0] * doors
         self._planned = workload.arrival_ns.tolist()
         self._limit = workload.concurrency or count
         self._ends: list[int] = []
@@ -50,11 +53,12 @@ class Client:
             self._send_ns = self.next_ns = NEVER
         else:
             self._send_ns = self._planned[i] if waited_for < 0 else max(self._planned[i], self._ends[waited_for])
-            self.next_ns = self._send_ns + self.pickup_ns
+            self.next_ns = max(self._send_ns, self._door_free_ns[0]) + self.door_ns + self.pickup_ns
 
     def send(self, replica: int, outputs: int) -> None:
         """Send the next request to a replica, for `outputs` tokens."""
         i = self.sent
+        heapreplace(self._door_free_ns, self.next_ns - self.pickup_ns)
         self._arrival_ns[i] = self._send_ns
         self._replica[i] = replica
         self._outputs[i] = outputs

@@ -74,7 +74,8 @@ def run_exact(
     content = request_content(workload) if settings.prefix_caching else None
     groups = groups or (GroupShape("full", settings.block_size),)
     cache = CacheShape(num_gpu_blocks - 1, content is not None, groups)
-    client = Client(workload, to_ns(settings.profile.api_pickup_s))
+    profile = settings.profile
+    client = Client(workload, to_ns(profile.api_pickup_s), to_ns(profile.api_door_s), replicas)
     log = StepLog()
     schedulers = [make_scheduler(scheduler, settings, cache) for _ in range(replicas * data_parallel)]
     route = make_router(router, seed)

@@ -99,6 +99,7 @@ def lane_job(
         (settings.batches_in_flight > 1, f"{settings.batches_in_flight} batches are in flight"),
         (settings.prefix_caching and content, "prefixes are reused"),
         (not settings.chunked_prefill, "chunked prefill is off"),
+        (settings.profile.api_door_s > 0.0, "the API server takes requests one at a time"),
     )
     return LaneJob(
         arrival_ns=workload.arrival_ns,

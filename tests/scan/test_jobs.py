@@ -206,6 +206,8 @@ def test_what_settings_rule_out(job):
     assert lane_job(lengths, engine, 10, groups=(full, full)).needs_exact == "2 groups of layers share the KV blocks"
     late = dataclasses.replace(engine, profile=EngineProfile(api_pickup_s=1.5e-3))
     assert lane_job(lengths, late, 10).pickup_ns == 1_500_000
+    queueing = dataclasses.replace(engine, profile=EngineProfile(api_door_s=2e-3))
+    assert lane_job(lengths, queueing, 10).needs_exact == "the API server takes requests one at a time"
 
 
 def test_graph_table():

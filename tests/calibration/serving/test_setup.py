@@ -31,9 +31,13 @@ def test_nothing_measured_is_read(row):
     assert setup_of(slow, by_hf_id) == setup_of(row(), by_hf_id)
 
 
-def test_a_vendors_sweep_has_lengths_around_the_nominal_ones_and_default_settings(row):
+def test_a_vendors_sweep_has_equal_lengths_and_the_token_budget_of_its_configurator(row):
+    """`batch size + prompt + 1500` tokens a step, the batch size being the number of clients."""
     found = setup_of(row(source="core", notes="NVIDIA-internal measurement"), by_hf_id)
-    assert found.overrides[-2:] == ("workload.lengths=uniform", "workload.range_ratio=0.05")
+    conf = compose(found.overrides)
+    workload, engine = conf.workload, conf.engine
+    assert (workload.lengths, workload.rounds) == ("fixed", 10)
+    assert engine.max_num_batched_tokens == workload.concurrency + workload.input_tokens + 1500
     assert not any("max_num_seqs" in word for word in found.overrides)
 
 
