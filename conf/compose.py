@@ -10,7 +10,9 @@ from typing import Any
 from conf.files import choices as shipped, origin_of, register_choice
 from conf.mistakes import sentence, unknown_key
 from conf.schema import GROUPS, SimulateConf, register
+from predictors.choice import check_predictor
 from sim.documents import read_mapping, user_path
+from sim.workload.used import check_read
 
 
 def prepare(overrides: Sequence[str]) -> list[str]:
@@ -142,10 +144,22 @@ def above(name: str, bases: Mapping[str, Sequence[str]]) -> set[str]:
     return seen
 
 
-def compose(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()) -> SimulateConf:
-    """The configuration of `headway simulate OVERRIDES`. `ValueError`, one sentence, for whatever is wrong in it."""
+def compose(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), whole: bool = True) -> SimulateConf:
+    """The configuration of `headway simulate OVERRIDES`. `ValueError`, one sentence, for whatever is wrong in it.
+
+    `whole`: the overrides are all there are, so that one of the workload that does nothing is a mistake.
+    """
     with one_sentence(config_dirs):
-        return checked(composed([*searchpath(config_dirs), *prepare(overrides)]))
+        conf = checked(composed([*searchpath(config_dirs), *prepare(overrides)]))
+        if whole:
+            check_read(conf.workload, workload_keys(overrides))
+        return conf
+
+
+def workload_keys(overrides: Sequence[str]) -> list[str]:
+    """The keys of the workload that the overrides set, without its name."""
+    keys = (override.lstrip("+").partition("=")[0] for override in overrides)
+    return [key.removeprefix("workload.") for key in keys if key.startswith("workload.")]
 
 
 def composed(prepared: Sequence[str]) -> Any:
@@ -164,7 +178,7 @@ def composed(prepared: Sequence[str]) -> Any:
 
 
 def checked(config: Any) -> SimulateConf:
-    """A composed `DictConfig` as plain dataclasses; `ValueError` for a key that `+KEY=` added to the schema."""
+    """A composed `DictConfig` as plain dataclasses; `ValueError` for a key that `+KEY=` added or no predictor."""
     from omegaconf import OmegaConf
 
     def walk(node: Any, prefix: str) -> None:
@@ -180,4 +194,5 @@ def checked(config: Any) -> SimulateConf:
     walk(config, "")
     found = OmegaConf.to_object(config)
     assert isinstance(found, SimulateConf)
+    check_predictor(found.predictor)
     return found

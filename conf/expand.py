@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.compose import checked, composed, one_sentence, prepare, searchpath
+from conf.compose import checked, composed, one_sentence, prepare, searchpath, workload_keys
 from conf.files import as_typed
 from conf.schema import SimulateConf
+from sim.workload.used import check_read
 
 
 MOST_JOBS = 1_000_000
@@ -37,6 +38,7 @@ def expand(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> 
             raise ValueError(f"a multirun wants at most {MOST_JOBS:,} jobs, these values give {count:,}.")
         varying = [len(axis) > 1 for axis in axes]
         variants: dict[tuple[str, ...], Variant] = {}
+        set_keys = workload_keys(overrides)
         jobs = []
         for combination in itertools.product(*axes):
             later = [v and settable(c) for v, c in zip(varying, combination, strict=True)]
@@ -44,6 +46,7 @@ def expand(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> 
             if fixed not in variants:
                 variants[fixed] = Variant(fixed)
             conf = variants[fixed].with_values([c for c, put_in in zip(combination, later, strict=True) if put_in])
+            check_read(conf.workload, set_keys)
             jobs.append(SweepJob(combination, tuple(map(as_typed, itertools.compress(combination, varying))), conf))
     return jobs
 

@@ -79,7 +79,7 @@ def _simulated(rows: list[Row], predictor: str, jobs: int, shown: bool) -> Found
         os.environ.setdefault(name, value)
     found: dict[int, Response | str] = {}
     left = list(rows)
-    with progress(len(rows), "simulating", shown) as tell:
+    with progress(len(rows), "simulating", shown, lines=True) as tell:
         while left:
             try:
                 for line, one in _in_pool(left, predictor, jobs):

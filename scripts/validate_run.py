@@ -32,6 +32,9 @@ def run(arguments: Arguments) -> Answer:
     own = [word for word in arguments.words if key_of(word) not in ("run", "workload")]
     if not folder.is_dir():
         raise ValueError(f"run={folder}: there is no such folder.")
+    unused = [key_of(word) for word in own if key_of(word).startswith("workload.")]
+    if unused:
+        raise ValueError(f"{unused[0]} does nothing here: the recorded requests are replayed; leave it out.")
     from sim.report.compare import compare, comparison_json, comparison_text
     from sim.report.measured import read_recorded
     from sim.report.result import REJECTED

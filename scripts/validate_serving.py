@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from scripts.arguments import Arguments
 from scripts.configure import key_of
 from scripts.folder import check_writable, free_folder
 from scripts.progress import progress
-from scripts.serving_pool import Overrides, predictions
+from scripts.serving_pool import Overrides, configuration, predictions
 from scripts.table import table
 from sim.documents import user_path
 
@@ -54,8 +54,9 @@ def run(arguments: Arguments) -> Answer:
     kept = {row.line for row in rows}
     apart = [row for row in everything if reasons[row.line] in STILL_SIMULATED] if limit is None else []
     setups, predictions = set_up([*rows, *apart], own)
+    check_settings(setups, own, arguments.values("--config-dir"))
     wanted = sorted({setup.overrides for setup in setups.values()})
-    with progress(len(wanted), "simulating", not arguments.switch("--json")) as tell:
+    with progress(len(wanted), "simulating", not arguments.switch("--json"), lines=True) as tell:
         found = dict(simulated(wanted, arguments.values("--config-dir"), jobs, tell))
     predictions |= {line: found[setup.overrides] for line, setup in setups.items()}
     points = [
@@ -92,7 +93,41 @@ def check_own(own: Sequence[str], config_dirs: Sequence[str]) -> None:
             hint = f"did you mean {near[0]}?" if near else "an own setting is GROUP.KEY=VALUE."
             raise ValueError(f"validate serving=FILE has no key {key} (known: {', '.join(OWN)}, predictor): {hint}")
     if own:
-        compose(own, config_dirs)
+        compose(own, config_dirs, whole=False)
+
+
+def check_settings(setups: Mapping[int, Setup], own: Sequence[str], config_dirs: Sequence[str]) -> None:
+    """Raise what the own settings make of the first row of each engine, where that is sound without them and none is
+    with them: no row could have them. A row that does not fit its memory counts as sound: others may.
+    """
+    from sim import api
+
+    if not own:
+        return
+    first: dict[str, Overrides] = {}
+    for setup in setups.values():
+        first.setdefault(engine_of(setup), setup.overrides)
+    refusals: list[ValueError] = []
+    for overrides in first.values():
+        try:
+            api.build(configuration(overrides, tuple(config_dirs)))
+        except api.Infeasible:
+            return
+        except ValueError as error:
+            try:
+                api.build(configuration(overrides[: -len(own)], tuple(config_dirs)))
+            except ValueError:
+                continue  # the row's own fault
+            refusals.append(error)
+        else:
+            return
+    if refusals:
+        raise refusals[0]
+
+
+def engine_of(setup: Setup) -> str:
+    """The engine of a row without its version."""
+    return next((word for word in setup.overrides if key_of(word) == "engine"), "").partition("-")[0]
 
 
 def reasons_of(reasons: Sequence[str]) -> dict[str, int]:

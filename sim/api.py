@@ -75,6 +75,7 @@ class Job:
     cost: CostModel
     cost_rows: tuple[tuple[str, str, str], ...] = ()
     estimated: bool = True
+    taught: bool = False
 
     @property
     def pool_blocks(self) -> int:
@@ -149,10 +150,11 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
         raise Infeasible(budget.verdict)
     if workload is None:
         workload = build_workload(conf.workload, conf.seed)
-    predictor, plan = taught_plan(conf.predictor, plan)
+    compiled = plan
+    predictor, plan = taught_plan(conf.predictor, compiled)
     artifact = artifact_for(device, predictor)
     cost = analytic_cost() if artifact is None else learned_cost(artifact, device, plan.engine.name)
-    job = Job(conf, plan, budget, workload, cost, cost_rows(artifact, device), artifact is None)
+    job = Job(conf, plan, budget, workload, cost, cost_rows(artifact, device), artifact is None, plan is not compiled)
     running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
     return dataclasses.replace(job, plan=bounded(plan, running))
 
@@ -274,6 +276,9 @@ def assemble(
         replicas=conf.deployment.replicas,
         data_parallel=conf.deployment.data_parallel,
         stages=stages,
+        quantisation=plan.model.quantisation,
+        predictor=conf.predictor,
+        taught=job.taught,
     )
 
 

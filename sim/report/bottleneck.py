@@ -11,6 +11,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sim.report.blocked import Limits, limits
+from sim.report.measures import (
+    capture_more,
+    could_reuse,
+    fewer_bytes,
+    larger_batch,
+    less_launching,
+    load_key,
+    more_blocks,
+)
 from sim.report.metrics import Metrics, latencies
 from sim.report.result import SimulationResult
 
@@ -146,20 +155,9 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
         "kv-bound",
         f"KV-bound: {waits}; for {shares.kv:.0%} seats are free but KV blocks are too few "
         f"(mean use {kv_mean:.0%}){thrown}.",
-        _more_blocks(result),
+        more_blocks(result),
         evidence,
     )
-
-
-def _more_blocks(result: SimulationResult) -> str:
-    """Settings that give a replica more KV blocks: the one that decides their number now among them."""
-    size = "engine.gpu_memory_utilization (--gpu-memory-utilization)"
-    if result.settings.get("num_gpu_blocks_override") is not None:
-        return "engine.num_gpu_blocks_override (--num-gpu-blocks-override): more KV blocks per replica."
-    if result.settings.get("kv_cache_memory_bytes") is not None:
-        size = "engine.kv_cache_memory_bytes (--kv-cache-memory-bytes)"
-    tensor = "deployment.tensor_parallel (--tensor-parallel-size)"
-    return f"engine.kv_cache_dtype=fp8 (--kv-cache-dtype), {size} or {tensor}: more KV blocks per replica."
 
 
 def _thrash_verdict(
@@ -170,7 +168,7 @@ def _thrash_verdict(
         f"KV-bound (thrashing): {metrics.preemptions:,} preemptions for want of KV blocks make the engine compute "
         f"{metrics.recomputed_tokens or 0:,} tokens again, {share:.0%} of the {computed:,.0f} it computes "
         f"(input is {metrics.total_input:,}).",
-        "engine.max_num_seqs (--max-num-seqs): lower it to what the KV cache holds, or " + _more_blocks(result),
+        "engine.max_num_seqs (--max-num-seqs): lower it to what the KV cache holds, or " + more_blocks(result),
         evidence,
     )
 
@@ -187,7 +185,7 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
             "graph-miss",
             f"Graph-miss: for {shares.eager_decode:.0%} of step time decode batches run without a CUDA graph "
             "although graphs are captured.",
-            "engine.max_cudagraph_capture_size (--max-cudagraph-capture-size): capture up to engine.max_num_seqs.",
+            capture_more(result),
             evidence | {"eager_decode": shares.eager_decode},
         )
     if overhead > 0.3:
@@ -195,14 +193,14 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
             "launch-bound",
             f"Launch-bound: kernel launches and host work are {overhead:.0%} of step time "
             f"at a mean batch of {rows:.0f}.",
-            "engine.enforce_eager=false and engine.async_scheduling=true, or more load per replica.",
+            less_launching(result),
             evidence,
         )
     if part.get("collective_s", 0.0) > 0.3:
         return Verdict(
             "communication-bound",
             f"Communication-bound: collectives are {part['collective_s']:.0%} of step time.",
-            "deployment.tensor_parallel (--tensor-parallel-size): lower it and add deployment.replicas.",
+            f"{_ranks_key(result)}: lower it and add deployment.replicas.",
             evidence,
         )
     filled = _some_stage_busy(result, metrics)
@@ -219,7 +217,7 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
         return Verdict(
             "under-loaded",
             f"Under-loaded: steps run {busy:.0%} of the time and requests seldom wait.",
-            "workload.rate (--request-rate): the deployment can take more, or use fewer GPUs.",
+            f"{load_key(result)}: the deployment can take more{', or use fewer GPUs' if result.gpus > 1 else ''}.",
             evidence,
         )
     if shares.decode_only < 0.5:
@@ -227,7 +225,7 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
             "prefill-bound",
             f"Prefill-bound: {1 - shares.decode_only:.0%} of step time is in steps that carry prefill; "
             "nobody queues for seats or KV blocks.",
-            ("engine.enable_prefix_caching, or " if _could_reuse(result) else "")
+            ("engine.enable_prefix_caching, or " if could_reuse(result) else "")
             + "deployment.tensor_parallel / deployment.replicas for more compute.",
             evidence,
         )
@@ -237,13 +235,7 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
         f"Bandwidth-bound (decode): {shares.decode_only:.0%} of step time is decode-only "
         f"with {rows:.0f} requests per step on average; "
         f"weights take {reads:.0%} and attention {part.get('attention_s', 0.0):.0%} of it.",
-        (
-            "workload.rate or workload.concurrency: a larger batch reads the same weights once, "
-            "so more load costs little TPOT."
-            if rows < 16
-            else "model.quantization=fp8 or engine.kv_cache_dtype=fp8 (fewer bytes per step), "
-            "or deployment.tensor_parallel (more bandwidth per request)."
-        ),
+        larger_batch(result, rows) if rows < 16 else fewer_bytes(result),
         evidence,
     )
 
@@ -263,8 +255,9 @@ def _some_stage_busy(result: SimulationResult, metrics: Metrics) -> float | None
     return total_ns / 1e9 / (metrics.duration_s * result.ranks)
 
 
-def _could_reuse(result: SimulationResult) -> bool:
-    """Whether prefixes could be reused but are not: the workload has content, and the cache is off."""
-    workload = result.workload
-    content = workload.token_ids is not None or workload.block_hashes is not None
-    return content and not result.settings.get("prefix_caching", False)
+def _ranks_key(result: SimulationResult) -> str:
+    """The key of the ranks that exchange the most: those of tensor parallelism, if there are any."""
+    deployment = result.config.get("deployment") or {}
+    if deployment.get("tensor_parallel") == 1 and deployment.get("data_parallel", 1) > 1:
+        return "deployment.data_parallel (--data-parallel-size)"
+    return "deployment.tensor_parallel (--tensor-parallel-size)"

@@ -41,13 +41,34 @@ COLUMNS = (
     "workload_name",
     "simulated_by",
     "run_seed",
+    "run_predictor",
+    "prices_taught",
     "workload_digest",
 )
 
-TEXTS = ("bottleneck", "model_name", "device_name", "workload_name", "simulated_by", "workload_digest")
+TEXTS = (
+    "bottleneck",
+    "model_name",
+    "device_name",
+    "workload_name",
+    "simulated_by",
+    "run_predictor",
+    "prices_taught",
+    "workload_digest",
+)
 
 # Named apart from the overrides that chose them (model=..., seed=...), which have columns of their own.
-RENAMED = {"model_name": "model", "device_name": "device", "simulated_by": "engine", "run_seed": "seed"}
+RENAMED = {
+    "model_name": "model",
+    "device_name": "device",
+    "simulated_by": "engine",
+    "run_seed": "seed",
+    "run_predictor": "predictor",
+    "prices_taught": "taught",
+}
+
+NAMED = 8
+"""Runs that a note names before it counts the others; the table's column `prices_taught` tells all."""
 
 SETTING = re.compile(r"([A-Za-z_][\w.@/]*=)([^\s,;]*[^\s,;.])")
 """`key=value` in a sentence."""
@@ -173,7 +194,7 @@ def cell(value: Any, name: str = "") -> str:
 
 
 def collect_text(rows: Sequence[dict[str, Any]]) -> str:
-    """The table for a terminal: overrides that differ, the usual metrics, then each failure with its sentence."""
+    """The table for a terminal: overrides that differ, the usual metrics, each failure with its sentence, a note."""
     keys = override_keys(rows, varying=True)
     good = [row for row in rows if row["status"] == "ok"]
     head = ["run", *keys, *(title for _, title in SHOWN)]
@@ -198,7 +219,31 @@ def collect_text(rows: Sequence[dict[str, Any]]) -> str:
         runs = [f"  {row['run']}  {setting_of(row, keys)}" for row in group.rows]
         said = f"{group.status}: {group.reason}"
         lines += [f"{runs[0]}  {said}"] if len(runs) == 1 else [*runs, f"    each {said}"]
+    note = taught_note(rows)
+    lines += ["", f"note: {note}"] if note else []
     return "\n".join(lines)
+
+
+def taught_note(rows: Sequence[dict[str, Any]]) -> str:
+    """Which of the runs are priced with what measured servers taught and which without; empty where all are alike.
+
+    `predictor=auto` corrects the engines and devices that were measured only, which moves their TTFT above all.
+    """
+    keys = override_keys(rows, varying=True)
+    sides: dict[bool, list[str]] = {True: [], False: []}
+    for row in rows:
+        if row["status"] == "ok" and row.get("run_predictor") == "auto" and isinstance(row.get("prices_taught"), bool):
+            sides[row["prices_taught"]].append(f"{row['run']} ({setting_of(row, keys)})")
+    if not (sides[True] and sides[False]):
+        return ""
+    with_them, without = (
+        ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+        for names in (sides[True], sides[False])
+    )
+    return (
+        f"measured servers taught the prices of runs {with_them}, not of runs {without}, so TTFTs do not compare; "
+        "predictor=kernels compares them alike"
+    )
 
 
 @dataclass(frozen=True)

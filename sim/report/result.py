@@ -153,6 +153,9 @@ class SimulationResult:
     - `versions`: package -> version.
     - `stages`: the pipeline stages of the steps, where a replica has several; then steps overlap.
     - `claim`: what the cost model says of its step times.
+    - `quantisation`: name of the format in which the model's weights are stored; "none": as they were trained.
+    - `predictor`: the configuration's, which priced the steps; `taught`: whether measured servers or a run corrected
+      its prices.
     - `log`: format and rules of the engine's own log by name (`sim.deployment.rules.LogRules`; empty: not known), which
       has a line every `log_interval_s` where it goes by time.
     """
@@ -187,6 +190,9 @@ class SimulationResult:
     log_interval_s: float = 10.0
     claim: Claim | None = None
     data_parallel: int = 1
+    quantisation: str = "none"
+    predictor: str = ""
+    taught: bool = False
 
     @property
     def ranks(self) -> int:

@@ -85,6 +85,7 @@ def write_failure(
 
     Only config.yaml, overrides.yaml and summary.json; same rules as `write_results`.
     """
+    known = {"predictor": config["predictor"]} | known if "predictor" in config else known
     fields = failure_summary(status, reason, **known)
     _write_folder(Path(folder), lambda out: _write_fields(out, config, overrides, fields))
     return fields

@@ -83,6 +83,8 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "gpus": result.gpus,
         "replicas": result.replicas,
         "data_parallel": result.data_parallel,
+        "predictor": result.predictor,
+        "taught": result.taught,
         "seed": result.seed,
         "workload": {
             "name": result.workload.name,

@@ -90,6 +90,12 @@ MISTAKES = {
     "model.config=5": "model.config wants a mapping of keys, got a number",
     "hardware.nic=3": "hardware.nic wants a mapping of keys",
     "workload.name={a:1}": "workload.name wants text, got",
+    # a predictor that is none, whether or not anything is priced
+    "predictor=nonsense": "predictor must be auto, kernels, analytic or a folder .* got nonsense",
+    "predictor=nowhere.json": "predictor must be auto, .* or .json file .* got nowhere.json",
+    # a key that the workload chosen does not read
+    "workload.input_tokens=64": "workload.input_tokens does nothing here: it wants workload.lengths=.*, got profile",
+    "++workload.zipf_exponent=2": "workload.zipf_exponent does nothing here",
     # references
     "workload.rate=${workload.foo}": "workload.rate refers to workload.foo, which is no key",
     "workload.rate=${workload.rate}": "workload.rate refers to itself",

@@ -7,6 +7,7 @@ import pytest
 
 from sim.report.blocked import limits
 from sim.report.bottleneck import step_shares, verdict
+from sim.report.measures import capture_more, fewer_bytes, larger_batch
 from sim.report.metrics import measure
 
 
@@ -29,7 +30,7 @@ def costs(**parts):
         (
             {"price": costs(gemm_s=4e-3, launch_s=3e-3), "seats": 999, "blocks": 60000},
             "launch-bound",
-            "engine.enforce_eager",
+            "engine.async_scheduling=true",
         ),
         (
             {"price": costs(gemm_s=4e-3, collective_s=4e-3), "seats": 999, "blocks": 60000},
@@ -170,3 +171,51 @@ def test_more_blocks_come_from_the_setting_that_decides_their_number(toy, key):
     assert "gpu_memory_utilization" in judge(run).change
     run.settings[key] = 1000
     assert f"engine.{key}" in judge(run).change and "gpu_memory_utilization" not in judge(run).change
+
+
+def test_what_is_so_already_is_not_advised(toy):
+    """Quantised weights, an fp8 cache, all of the memory, graphs and scheduling ahead are no advice where they are."""
+    kv = toy(requests=120, blocks=700, rate=20.0)
+    assert "kv_cache_dtype" in judge(kv).change
+    kv.settings |= {"kv_bytes_per_element": 1.0, "gpu_memory_utilization": 0.99}
+    assert judge(kv).change.endswith(
+        "or deployment.tensor_parallel (--tensor-parallel-size): more KV blocks per replica."
+    )
+    assert "fp8" not in judge(kv).change and "gpu_memory_utilization" not in judge(kv).change
+    launches = toy(requests=120, price=costs(gemm_s=4e-3, launch_s=3e-3), seats=999, blocks=60000)
+    assert "enforce_eager" not in judge(launches).change
+    launches.settings["async_scheduling"] = True
+    assert judge(launches).change == "more load per replica (workload.rate (--request-rate))."
+
+
+def test_fewer_bytes_only_where_there_are_more(toy):
+    run = toy(requests=10)
+    assert fewer_bytes(run).startswith("model.quantization=fp8 or engine.kv_cache_dtype=fp8 (fewer bytes")
+    run = dataclasses.replace(run, quantisation="fp8")
+    assert fewer_bytes(run).startswith("engine.kv_cache_dtype=fp8 (fewer bytes")
+    run.settings["kv_bytes_per_element"] = 1.0
+    assert fewer_bytes(run) == "deployment.tensor_parallel (more bandwidth per request)."
+
+
+@pytest.mark.parametrize(
+    ("workload", "key"),
+    [
+        ({"arrival": "poisson", "rate": 4.0, "concurrency": None}, "workload.rate (--request-rate)"),
+        ({"arrival": "gamma", "rate": float("inf"), "concurrency": 8}, "workload.concurrency (--max-concurrency)"),
+        ({"arrival": "closed_loop", "rate": 10.0, "concurrency": 8}, "workload.concurrency (--max-concurrency)"),
+        ({"arrival": "all_at_once", "rate": 10.0, "concurrency": None}, "workload.num_requests (--num-prompts)"),
+        ({"arrival": "trace", "rate": 10.0, "concurrency": None}, "workload.time_scale, lower"),
+    ],
+)
+def test_more_load_is_asked_of_the_key_that_brings_it(toy, workload, key):
+    run = dataclasses.replace(toy(requests=10), config={"workload": workload})
+    assert larger_batch(run, 4.0).startswith(f"{key}: a larger batch")
+    run.settings["max_num_seqs"] = 4
+    assert larger_batch(run, 4.0).startswith("engine.max_num_seqs")
+
+
+def test_graphs_that_hold_every_batch_are_not_to_be_larger(toy):
+    run = toy(requests=60, blocks=60000)
+    assert "max_cudagraph_capture_size" not in capture_more(run)
+    run.settings["max_num_seqs"] = 999
+    assert "max_cudagraph_capture_size" in capture_more(run)

@@ -1,11 +1,13 @@
 """A multirun becomes one table, its failures included."""
 
 import csv
+import dataclasses
 import io
 
 import pytest
 
-from sim.report.collect import COLUMNS, collect, collect_csv, collect_text, failure_groups, override_keys
+from sim.report.collect import COLUMNS, collect, collect_csv, collect_text, failure_groups, override_keys, taught_note
+from sim.report.page.sweep import sweep_page
 from sim.report.results import write_failure, write_results
 
 
@@ -123,3 +125,18 @@ def test_failures_alike_are_said_once():
     text = collect_text(rows)
     assert text.count("stages want vllm") == 1
     assert "  1  stages=4\n" in text and "  3  stages=2  infeasible: It does not fit." in text
+
+
+def test_runs_of_which_servers_taught_only_some_are_told_apart(toy, tmp_path):
+    runs = (("vllm", "auto", True), ("orca", "auto", False), ("orca", "kernels", False))
+    for i, (engine, predictor, taught) in enumerate(runs):
+        run = dataclasses.replace(toy(requests=10), predictor=predictor, taught=taught)
+        write_results(run, tmp_path / str(i), overrides=[f"engine={engine}"])
+    rows = collect(tmp_path)
+    note = taught_note(rows)
+    assert "runs 0 (engine=vllm), not of runs 1 (engine=orca), so" in note and "predictor=kernels" in note
+    assert collect_text(rows).endswith(f"note: {note}")
+    assert "predictor=kernels compares them alike." in sweep_page(rows, "sweep")
+    assert taught_note(rows[1:]) == taught_note(rows[:1]) == ""
+    many = taught_note([*rows, *(rows[0] | {"run": f"{i}"} for i in range(3, 20))])
+    assert "9 (engine=vllm) and 10 more, not" in many

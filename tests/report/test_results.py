@@ -141,6 +141,8 @@ def test_a_failed_configuration_leaves_its_sentence(tmp_path):
     assert names(tmp_path / "run") == {"config.yaml", "overrides.yaml", "summary.json"}
     fields = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (fields["status"], fields["reason"], fields["model"]) == ("infeasible", "It does not fit.", "m")
+    assert "predictor" not in fields
+    assert write_failure(tmp_path / "run", "error", "No.", {"predictor": "analytic"})["predictor"] == "analytic"
 
 
 @pytest.mark.parametrize("name", ["file/sub", "n" * 300, "link"])

@@ -102,6 +102,11 @@ def test_failure_summary():
     assert (fields["status"], fields["reason"], fields["model"]) == ("infeasible", "Weights do not fit.", "m")
 
 
+def test_it_says_what_priced_the_steps(result):
+    fields = summary(dataclasses.replace(result, predictor="kernels", taught=True))
+    assert (fields["predictor"], fields["taught"]) == ("kernels", True)
+
+
 def test_plain_values():
     assert plain({1: np.float32(0.5), "a": (np.int64(3), float("inf"), True, None), "b": np.array([[1, 2]])}) == {
         "1": 0.5,

@@ -67,6 +67,7 @@ def test_help_and_the_catalogues_need_no_jax():
         (("simulate", "hardware=h1000"), "hardware=h1000 is not one of the"),
         (("simulate", "--serve", "vllm"), "--serve wants a whole command in quotes"),
         (("memory", "engine.max_num_seq=3"), "did you mean engine.max_num_seqs?"),
+        (("memory", "predictor=nonsense"), "predictor must be auto, kernels, analytic or a folder or .json file"),
         (("simulate", "--cfg"), "--cfg wants WHAT, and the command ends there."),
         (("simulate", "--cfg", "jib"), "--cfg wants job, got 'jib'."),
         (("memory", "--cfg", "seed=1"), "--cfg wants job, got 'seed=1'."),
@@ -167,7 +168,10 @@ BAD_INPUT = {
     "a missing file": (["workload=nowhere.csv"], "there is no file"),
     "a rate below all clocks": (["workload.rate=1e-30"], "workload.rate wants a number from 1e-08"),
     "more requests than memory": (["workload.num_requests=99999999999999999999"], "num_requests wants at most"),
-    "longer than any model": (["workload.input_tokens=99999999999999999999"], "input_tokens wants at most"),
+    "longer than any model": (
+        ["workload=fixed-128-128", "workload.input_tokens=99999999999999999999"],
+        "input_tokens wants at most",
+    ),
     "a file below a file": (
         [csv(HEAD + "0,1,1\n"), "results=input/trace.csv/x"],
         "results folder input/trace.csv/x cannot",

@@ -21,7 +21,7 @@ def test_every_job_has_a_row_whatever_happened_to_it(headway, tmp_path):
     assert [row["model"] for row in answer["runs"]][0] == "llama-3.1-8b"
     assert "does not fit" in answer["runs"][1]["reason"]
     summary = json.loads((tmp_path / "out" / "1" / "summary.json").read_text())
-    assert summary["status"] == "infeasible"
+    assert (summary["status"], summary["predictor"]) == ("infeasible", "auto")
     again = headway("collect", "out")
     assert again.code == 0
     assert "2 runs, 1 ok, 1 not:" in again.out

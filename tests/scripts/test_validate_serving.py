@@ -116,6 +116,21 @@ def test_mistakes(headway, points, simulated, words, said):
     assert found.code == 2 and said in found.err and found.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("predictor=nonsense", "predictor must be auto, kernels, analytic or a folder"),
+        ("engine.scheduler=nonsense", "nonsense"),
+        ("engine.kv_cache_dtype=fp7", "got 'fp7'"),
+    ],
+)
+def test_an_own_setting_that_no_row_can_have_ends_it(headway, points, simulated, tmp_path, word, said):
+    path = points({}, {"engine": "sglang", "engine_version": "0.5.4"})
+    found = headway("validate", f"serving={path}", word, "results=out")
+    assert found.code == 2 and said in found.err and found.err.count("\n") == 1
+    assert simulated == [] and not (tmp_path / "out").exists()
+
+
 def test_reasons_that_differ_in_numbers_are_one():
     reasons = ["36 do not divide 128: 1, 2", "8 do not divide 128: 1, 2", "too large", "72 do not divide 64: 1, 2"]
     assert reasons_of(reasons) == {"36 do not divide 128: 1, 2": 3, "too large": 1}

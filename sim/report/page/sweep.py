@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.report.collect import SHOWN, TEXTS, cell, failure_groups, override_keys, setting_of
+from sim.report.collect import SHOWN, TEXTS, cell, failure_groups, override_keys, setting_of, taught_note
 from sim.report.page.build import asset, embedded, fill, table
 
 
@@ -63,7 +63,7 @@ def sweep_page(rows: Sequence[dict[str, Any]], name: str, pages: Collection[str]
             "style": asset("style.css"),
             "heading": escape(name),
             "subtitle": "".join(f"<li>{escape(fact)}</li>" for fact in facts),
-            "table": _table(good, keys, set(front), pages),
+            "table": _table(good, keys, set(front), pages) + _note(rows),
             "failures": _failures(bad, keys),
             "data": embedded({"points": points, "front": front}),
             "script": asset("charts.js") + "\n" + asset("sweep.js"),
@@ -102,6 +102,11 @@ def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str], front: set[int],
     words = {1 + i for i, key in enumerate(keys) if not all(_is_number(row.get(key)) for row in rows)}
     words |= {1 + len(keys) + i for i, (column, _) in enumerate(SHOWN) if column in TEXTS}
     return table(head, body, "numbers", words)
+
+
+def _note(rows: Sequence[dict[str, Any]]) -> str:
+    note = taught_note(rows)
+    return f'<p class="note">{escape(note[0].upper() + note[1:])}.</p>' if note else ""
 
 
 def _is_number(value: Any) -> bool:

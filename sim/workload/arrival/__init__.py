@@ -1,4 +1,7 @@
-"""Arrival processes, one module each with `times_s(conf, count, rng)`; a new file is a new `workload.arrival`."""
+"""Arrival processes, one module each with `times_s(conf, count, rng)`; a new file is a new `workload.arrival`.
+
+`READS`: whether `rate` is read, so that one set in vain can be refused (`sim.workload.used`).
+"""
 
 import pkgutil
 from importlib import import_module

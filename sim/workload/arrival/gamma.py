@@ -9,6 +9,9 @@ from sim.workload import draws
 from sim.workload.conf import WorkloadConf
 
 
+READS = ("rate",)
+
+
 def times_s(conf: WorkloadConf, count: int, rng: np.random.Generator) -> Float[np.ndarray, " request"]:
     """Sums of gamma gaps, squared coefficient of variation 1 / burstiness; even gaps at infinite burstiness."""
     return np.cumsum(unit_gaps(conf.burstiness, count, rng)) / conf.rate

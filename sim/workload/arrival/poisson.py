@@ -7,6 +7,9 @@ from sim.workload import draws
 from sim.workload.conf import WorkloadConf
 
 
+READS = ("rate",)
+
+
 def times_s(conf: WorkloadConf, count: int, rng: np.random.Generator) -> Float[np.ndarray, " request"]:
     """Sums of exponential gaps; the first request comes after the first gap."""
     return np.cumsum(draws.exponentials(rng, count)) / conf.rate

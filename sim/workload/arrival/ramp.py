@@ -7,6 +7,9 @@ from sim.workload.arrival.gamma import unit_gaps
 from sim.workload.conf import WorkloadConf
 
 
+READS = ("rate",)
+
+
 def times_s(conf: WorkloadConf, count: int, rng: np.random.Generator) -> Float[np.ndarray, " request"]:
     """Arrivals of a unit-rate process (gamma gaps of shape `burstiness`) carried through the integrated rate.
 

@@ -1,4 +1,7 @@
-"""Length laws, one module each: `law(conf) -> LengthLaw`; a new file here is a new value of `workload.lengths`."""
+"""Length laws, one module each: `law(conf) -> LengthLaw`; a new file here is a new value of `workload.lengths`.
+
+`READS` names the keys of lengths that the law reads, so that one set in vain can be refused (`sim.workload.used`).
+"""
 
 import pkgutil
 from collections.abc import Callable

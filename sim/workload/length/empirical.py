@@ -10,6 +10,9 @@ from sim.workload.length import LengthLaw
 from sim.workload.reader import read_trace
 
 
+READS = ("lengths_path",)
+
+
 def law(conf: WorkloadConf) -> LengthLaw:
     """Pairs (input, output) drawn with replacement from `lengths_path`, a file of any trace format (times unused)."""
     if conf.lengths_path is None:

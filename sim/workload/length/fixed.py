@@ -6,6 +6,9 @@ from sim.workload.conf import WorkloadConf
 from sim.workload.length import LengthLaw
 
 
+READS = ("input_tokens", "output_tokens")
+
+
 def law(conf: WorkloadConf) -> LengthLaw:
     """`input_tokens` in, `output_tokens` out."""
     pair = (float(conf.input_tokens), float(conf.output_tokens))

@@ -10,6 +10,9 @@ from sim.workload.conf import WorkloadConf
 from sim.workload.length import LengthLaw
 
 
+READS = ("input_tokens", "output_tokens", "input_cv", "output_cv")
+
+
 def law(conf: WorkloadConf) -> LengthLaw:
     """exp(mu + sigma z), sigma^2 = ln(1 + cv^2), mu = ln(mean) - sigma^2 / 2, the nominal length being the mean."""
     shapes = []

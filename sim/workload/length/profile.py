@@ -12,6 +12,7 @@ from sim.workload.conf import WorkloadConf
 from sim.workload.length import LengthLaw
 
 
+READS = ("profile",)
 FOLDER = Path(__file__).resolve().parents[1] / "profiles"
 
 

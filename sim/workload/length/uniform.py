@@ -9,6 +9,9 @@ from sim.workload.conf import WorkloadConf
 from sim.workload.length import LengthLaw, integers
 
 
+READS = ("input_tokens", "output_tokens", "range_ratio", "output_range_ratio")
+
+
 def law(conf: WorkloadConf) -> LengthLaw:
     """Integers from floor(n (1 - r)) to ceil(n (1 + r)), both included, r = `range_ratio`; outputs at least 1."""
     ratios = (conf.range_ratio, conf.range_ratio if conf.output_range_ratio is None else conf.output_range_ratio)

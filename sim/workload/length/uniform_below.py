@@ -7,6 +7,9 @@ from sim.workload.conf import WorkloadConf
 from sim.workload.length import LengthLaw, integers
 
 
+READS = ("input_tokens", "output_tokens", "range_ratio", "output_range_ratio")
+
+
 def law(conf: WorkloadConf) -> LengthLaw:
     """Integers from floor(n r) to n, both included, r = `range_ratio` (InferenceX: 0.8, hence a mean near 0.9 n)."""
     ratios = (conf.range_ratio, conf.range_ratio if conf.output_range_ratio is None else conf.output_range_ratio)

@@ -8,6 +8,9 @@ from sim.workload.conf import WorkloadConf
 from sim.workload.length import LengthLaw
 
 
+READS = ("input_tokens", "output_tokens", "zipf_exponent")
+
+
 def law(conf: WorkloadConf) -> LengthLaw:
     """P(n) proportional to n^-s for n = 1 .. `input_tokens` (`output_tokens`), s = `zipf_exponent`."""
     ends = [_cumulative(top, conf.zipf_exponent) for top in (conf.input_tokens, conf.output_tokens)]
