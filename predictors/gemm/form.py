@@ -2,16 +2,19 @@
 
 A tile of tm x tn outputs with k split in s parts is one block, and blocks run in whole waves:
 
-    block = start + finish tm tn/16384
+    block = start + finish tm tn/16384    [of all waves but the first, the share `exposed`: loads of the next hide it]
             + (k/s) max(2 tm tn units/(share peak), (tm e_in + tn e_w) units/(unit_rate memory))
     blocks = ceil(m/tm) ceil(n/tn) s,    tiles = ceil(blocks/units) block + [s > 1](split + 4 s m n/(rate memory))
     stream = (n k e_w cold + m k e_in + 2 m n)/(rate memory)
-    t = t0 + (tiles^p + stream^p)^(1/p) + ragged,    tiles: the least over tiles and splits
+    t = t0 + (tiles^p + stream^p)^(1/p) + ragged + quantising,    tiles: the least over tiles and splits
+    quantising = m (row + passes k (2 + e_in)/(rate memory))    [inputs below 16 bits]
 
 e: bytes per element. `cold` is 1 where weights come from memory, as in a model; a table that repeats one product finds
 weights below `cached` of the last-level cache there, and reads them faster by 1 + `gain`. `ragged`: some 8-bit
-libraries take longer where m is no multiple of 16, `ragged n k e_w/(rate memory)`, above 256 rows. A `launched` time
-shows the host: soft maximum of it and `host`. Rates are shares of the device's, so that gradients reach those.
+libraries take longer where m is no multiple of 16, `ragged n k e_w/(rate memory)`, above 256 rows. Tables time the
+kernel that quantises the inputs too, which stands by itself in a plan: a product in a model is without it and without
+`quantise`, what t0 is longer for it. A `launched` time shows the host: soft maximum of it and `host`. Rates are shares
+of the device's, so that gradients reach those.
 """
 
 from collections.abc import Mapping
@@ -25,7 +28,7 @@ from jaxtyping import Array, Float
 TILES = ((64, 64), (64, 128), (128, 128), (128, 256), (256, 128))
 SPLITS = (1, 2, 4, 8, 16, 32)
 TILE_OUTPUTS = 16384.0
-OUTPUT_BYTES, PARTIAL_BYTES = 2.0, 4.0
+ACTIVATION_BYTES, OUTPUT_BYTES, PARTIAL_BYTES = 2.0, 2.0, 4.0
 ALIGNED = 16.0
 LARGE_ROWS = 256.0
 SMOOTH = 35
@@ -40,6 +43,7 @@ START: Mapping[str, Any] = {
     "t0": 2e-6,
     "start": 5e-7,
     "finish": 5e-7,
+    "exposed": 0.5,
     "split": 1e-6,
     "power": 4.0,
     "share": (0.9,) * len(TILES),
@@ -48,14 +52,18 @@ START: Mapping[str, Any] = {
     "cached": 0.2,
     "gain": 0.5,
     "ragged": 0.01,
+    "row": 1e-9,
+    "passes": 0.3,
+    "quantise": 0.0,
     "host": 1e-5,
 }
-"""Where the descent starts; entries of a tuple are by tile."""
+"""Where the descent starts; entries of a tuple are by tile. Other kernels tell `quantise` (`predictors.gemm.learn`)."""
 
 BOUNDS = {
     "t0": (3e-7, 3e-5),
     "start": (1e-8, 2e-5),
     "finish": (1e-8, 5e-5),
+    "exposed": (1e-3, 1.0),
     "split": (1e-8, 5e-5),
     "power": (1.5, 8.0),
     "share": (0.02, 1.6),
@@ -64,6 +72,8 @@ BOUNDS = {
     "cached": (0.05, 1.0),
     "gain": (0.01, 4.0),
     "ragged": (1e-4, 10.0),
+    "row": (1e-13, 5e-8),
+    "passes": (1e-3, 10.0),
     "host": (1e-6, 1e-3),
 }
 
@@ -116,7 +126,7 @@ def gemm_parts(constants: Mapping[str, Any], product: Product, m: Float[Array, "
         for split in SPLITS:
             # half a block less: whole waves stay whole whatever the rounding of 1 / units
             waves = jnp.ceil((blocks * split - 0.5) * per_unit)
-            seconds = waves * (fixed_s + depth_s / split)
+            seconds = waves * (depth_s / split) + fixed_s * (1.0 + (waves - 1.0) * constants["exposed"])
             found[-1].append(seconds if split == 1 else seconds + constants["split"] + split * reduce_s)
     tiles_s = [reduce(jnp.minimum, some) for some in found]
     splits_s = [reduce(jnp.minimum, some) for some in zip(*found, strict=True)]
@@ -129,9 +139,14 @@ def gemm_parts(constants: Mapping[str, Any], product: Product, m: Float[Array, "
     weights_s = weights / rate
     ragged_s = jnp.where((m > LARGE_ROWS) & (m % ALIGNED > 0.0), constants["ragged"] * weights_s, 0.0)
     streams_s = (weights_s * (1.0 - kept) + moved_s, weights_s + moved_s)
+    passed_s = k * (ACTIVATION_BYTES + product.input_bytes) / rate
+    quantising_s = jnp.where(
+        product.input_bytes < ACTIVATION_BYTES, m * (constants["row"] + constants["passes"] * passed_s), 0.0
+    )
     warm_s, cold_s = (
         constants["t0"] + _soft(least_s, stream_s, constants["power"]) + ragged_s for stream_s in streams_s
     )
+    warm_s, cold_s = warm_s + quantising_s, cold_s - constants["quantise"]
     warm_s = jnp.where(product.launched > 0.5, _soft(warm_s, constants["host"], KNEE), warm_s)
     return Parts(warm_s, cold_s, streams_s[0], least_s, jnp.stack(tiles_s), jnp.stack(splits_s))
 

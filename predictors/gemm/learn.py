@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from predictors.family import Fitted
 from predictors.gemm.curves import curves_of, fit_curves, hats, keys_of
-from predictors.gemm.form import BOUNDS, START, Product, gemm_parts
+from predictors.gemm.form import ACTIVATION_BYTES, BOUNDS, START, Product, gemm_parts
 from predictors.gemm.predict import BEND, Rows, based, described, rows_of
 from predictors.gemm.relations import LEAST_SHAPES, followed, stand_ins
 from predictors.gemm.rows import kernel_names, used
@@ -21,7 +21,7 @@ from predictors.variants import error_by_kernel
 from sim.hardware.spec import DeviceConf
 
 
-NAME, VERSION = "gemm", 1
+NAME, VERSION = "gemm", 2
 SCHEDULE = Schedule(members=4, width=40, depth=3, bend=BEND, steps=4000, batch=1024, rate=1.5e-2, decay=5e-2, warm=0.05)
 QUICK = Schedule(members=2, width=16, depth=2, bend=BEND, steps=300, batch=256, rate=1e-2, decay=1e-3, warm=0.05)
 PHYSICS_ROWS, PHYSICS_STEPS, QUICK_STEPS = 2000, 600, 200
@@ -87,17 +87,27 @@ def physics(
         taken.append(np.sort(at if len(at) <= PHYSICS_ROWS else generator.choice(at, PHYSICS_ROWS, replace=False)))
     at = np.concatenate(taken)
     few, measured_s = rows.where(at), seconds[at]
-    start = {name: np.tile(np.asarray(value, np.float64)[..., None], kernels) for name, value in START.items()}
+    start = {name: np.tile(np.asarray(START[name], np.float64)[..., None], kernels) for name in BOUNDS}
     # the host's time is what the shortest launches take
     shortest = [np.quantile(seconds[rows.code == one], 0.05) for one in range(kernels)]
     start["host"] = np.clip(shortest, *BOUNDS["host"])
 
     def form(constants: Any) -> Float[Array, " row"]:
-        mine = {name: value[..., few.code] for name, value in constants.items()}
+        mine = {name: value[..., few.code] for name, value in constants.items()} | {"quantise": START["quantise"]}
         return gemm_parts(mine, Product(*map(jnp.asarray, few.product)), jnp.asarray(few.m)).warm_s
 
     weights = 1.0 / np.bincount(few.code)[few.code]
-    return fit_constants(form, start, measured_s, bounds=BOUNDS, weights=weights, steps=steps)[0]
+    constants = fit_constants(form, start, measured_s, bounds=BOUNDS, weights=weights, steps=steps)[0]
+    return constants | {"quantise": quantising(few, np.asarray(constants["t0"]))}
+
+
+def quantising(rows: Rows, t0: Float[np.ndarray, " kernel"]) -> Float[np.ndarray, " kernel"]:
+    """What the kernel that quantises takes at least: how much longer t0 is than the median of 16-bit products."""
+    narrow, hosted = np.zeros(len(t0), bool), np.zeros(len(t0), bool)
+    narrow[rows.code[rows.product.input_bytes < ACTIVATION_BYTES]] = True
+    hosted[rows.code[rows.product.launched > 0.5]] = True
+    bare = t0[~narrow & ~hosted]
+    return np.where(narrow, np.maximum(t0 - np.median(bare), 0.0), 0.0) if len(bare) else np.zeros(len(t0))
 
 
 def ranges(features: np.ndarray, code: np.ndarray, kernels: int) -> tuple[np.ndarray, np.ndarray]:

@@ -17,12 +17,6 @@ STAND_IN, ABOVE_HOST, LEAST_PAIRS = 0.2, 2.5, 50
 """How close (in log time) a stand-in must be to a launched kernel, at times this much above the host's."""
 
 
-QUANTISING = {("trtllm", "fp8")}
-"""Rows that quantise their input on the fly too (H200, B200: 7-8 us and a pass over it more than another engine's bare
-kernel, in every shape). Servers with static scales do that in the kernel before, and plans count it there: so the bare
-kernel that is nearest but for a constant stands in (SGLang's on Hopper and B200, 13-15 %; vLLM's is 25-30 % off)."""
-
-
 def followed(one: int, kernels: tuple[str, ...], shapes: np.ndarray, counts: np.ndarray) -> int:
     """The kernel whose form and network price kernel `one`: itself, or, for one of few shapes, one of many.
 
@@ -44,45 +38,37 @@ def stand_ins(
 ) -> Float[np.ndarray, " kernel"]:
     """For each launched kernel one that was measured without the host and is as fast where the host does not show.
 
-    And for each that quantises (`QUANTISING`) the bare one that is nearest but for a constant. -1 where there is none, or
-    none is needed. `shapes`: m, n, k of each row.
+    -1 where there is none, or none is needed. `shapes`: m, n, k of each row.
     """
     found = np.full(len(kernels), -1.0)
     for one, name in enumerate(kernels):
-        engine, _, dtype, _, launched = parsed(name)
-        quantises = (engine, dtype) in QUANTISING
-        if not (launched or quantises):
+        if not parsed(name)[-1]:
             continue
         mine = np.flatnonzero(code == one)
-        if launched:
-            mine = mine[seconds[mine] > ABOVE_HOST * np.quantile(seconds[mine], 0.05)]
-        times = {tuple(key): value for key, value in zip(shapes[mine].tolist(), seconds[mine], strict=True)}
+        clear = mine[seconds[mine] > ABOVE_HOST * np.quantile(seconds[mine], 0.05)]
+        times = {tuple(key): value for key, value in zip(shapes[clear].tolist(), seconds[clear], strict=True)}
         distances = []
         for other, other_name in enumerate(kernels):
-            owner, _, other_dtype, _, other_launched = parsed(other_name)
-            if other_launched or (owner, other_dtype) in QUANTISING or format_name(other_name) != format_name(name):
+            if parsed(other_name)[-1] or format_name(other_name) != format_name(name):
                 continue
             rows = np.flatnonzero(code == other)
-            keys = [tuple(key) for key in shapes[rows].tolist()]
-            both = [(times[key], seconds[row]) for row, key in zip(rows, keys, strict=True) if key in times]
-            if len(both) >= LEAST_PAIRS:
-                distances.append((_distance(*np.array(both).T, quantises), other))
-        if distances and (quantises or min(distances)[0] < STAND_IN):
+            pairs = [
+                np.log(times[tuple(key)] / seconds[row])
+                for row, key in zip(rows, shapes[rows].tolist(), strict=True)
+                if tuple(key) in times
+            ]
+            if len(pairs) >= LEAST_PAIRS:
+                distances.append((float(np.median(np.abs(pairs))), other))
+        if distances and min(distances)[0] < STAND_IN:
             found[one] = min(distances)[1]
     return found
-
-
-def _distance(seconds: Float[np.ndarray, " pair"], others: Float[np.ndarray, " pair"], more: bool) -> float:
-    """Median distance in log time; `more`: of what is left of `seconds` without a constant, the median difference."""
-    left = np.maximum(seconds - np.median(seconds - others), 0.1 * seconds) if more else seconds
-    return float(np.median(np.abs(np.log(left / others))))
 
 
 def chosen(fitted: Fitted, engine: str) -> tuple[np.ndarray, np.ndarray]:
     """Kernel for each stored format as `engine` ("vllm", "vllm/0.19.0") runs it, and 1 where that was measured.
 
     Preference: the format itself, as many bits, the engine's own, seen in a model, launch left out, the newest version
-    (up to the engine's, else the oldest), more rows. Of one that has a stand-in, that is taken.
+    (up to the engine's, else the oldest), more rows. Of a launched one its stand-in is taken, if there is one.
     """
     engine, _, version = engine.partition("/")
     rows, stand_in = np.asarray(fitted.arrays["rows"]), np.asarray(fitted.arrays["stand_in"])

@@ -6,6 +6,8 @@ import pytest
 
 from predictors.gemm.curves import KNOTS, curves_of, fit_curves, hats, keys_of
 from predictors.gemm.form import START, Product, gemm_features, gemm_parts
+from predictors.gemm.learn import quantising
+from predictors.gemm.predict import Rows
 
 
 PLAIN = START | {
@@ -104,3 +106,44 @@ def test_curves_by_hand():
     assert at[0] == pytest.approx(np.log(1.1), rel=0.1) and not at[1:].any()
     # Half way between two knots in the logarithm each weighs half.
     assert hats(np, np.array([np.sqrt(8.0)]))[0].tolist() == pytest.approx([0, 0.5, 0.5, *[0] * 12])
+
+
+def one(constants, **facts):
+    """Parts of one product with `constants` over `PLAIN`; memory at 1 TB/s, one unit, no cache."""
+    given = {"m": 1024.0, "n": 64.0, "k": 4096.0, "bytes": 2.0, "flops": 1e18} | facts
+    values = {name: np.asarray(value, np.float64) for name, value in (PLAIN | constants).items()}
+    narrow = given["bytes"]
+    product = Product(given["n"], given["k"], narrow, narrow, given["flops"], 1e12, 0.0, 1.0, 0.0)
+    with jax.enable_x64(True):
+        return jax.tree.map(
+            float,
+            jax.jit(gemm_parts)(values, jax.tree.map(np.float64, product), given["m"])._replace(
+                tiles_s=0.0, splits_s=0.0
+            ),
+        )
+
+
+def test_a_table_times_the_quantising_of_inputs_and_a_model_does_not():
+    # 1024 rows: 2 ns each, and thrice their 4096 x (2 + 1) B at 1 TB/s; 1 us of t0 is the other kernel's as well.
+    law = {"row": 2e-9, "passes": 3.0, "quantise": 4e-7}
+    narrow = one(law, bytes=1.0)
+    assert narrow.warm_s - narrow.cold_s == pytest.approx(1024 * (2e-9 + 3 * 4096 * 3 / 1e12) + 4e-7)
+    assert narrow.cold_s == pytest.approx(one({}, bytes=1.0).cold_s - 4e-7)
+    wide = one(law | {"quantise": 0.0})
+    assert wide.warm_s == pytest.approx(wide.cold_s) == one({}).cold_s
+
+
+def test_of_all_waves_but_the_first_a_part_of_the_fixed_time_shows():
+    # On one unit 64 x 64 tiles of 256 x 64 make four waves; of 256 x 128 one, whose outputs take eight times as long.
+    law = {"finish": 8e-6, "exposed": 0.25, "split": 1.0}
+    finish_s = 8e-6 * 64 * 64 / 16384
+    assert one(law, m=256.0, k=1.0).least_s == pytest.approx(finish_s * (1 + 3 * 0.25), rel=1e-3)
+    assert one(law | {"exposed": 1.0}, m=256.0, k=1.0).least_s == pytest.approx(4 * finish_s, rel=1e-3)
+
+
+def test_what_the_quantising_kernel_takes_is_what_t0_is_longer_than_that_of_16_bit_products():
+    codes = np.array([0, 1, 2, 3])
+    bytes_in, hosted = np.array([2.0, 2.0, 1.0, 2.0]), np.array([0.0, 0.0, 0.0, 1.0])
+    rows = Rows(Product(*[np.ones(4)] * 3, bytes_in, *[np.ones(4)] * 4, hosted), np.ones(4), codes)
+    found = quantising(rows, np.array([2e-6, 4e-6, 1e-5, 5e-5]))
+    np.testing.assert_allclose(found, [0.0, 0.0, 1e-5 - 3e-6, 0.0])

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from predictors import gemm
-from predictors.family import Fitted
-from predictors.gemm.relations import chosen, stand_ins
+from predictors.gemm.relations import chosen
 from predictors.gemm.rows import kernel_names, nearest, used
 from predictors.variants import expected_error, version_key
 from sim.deployment.formats import FORMATS
@@ -63,19 +62,6 @@ def test_which_kernel_an_engine_runs(fitted):
     assert fitted.kernels[choice[bf16]] == "vllm/0.24.0 bf16 in a model"
     assert (measured[bf16], measured[fp8]) == (1.0, 0.0)
     assert version_key("0.24.0") > version_key("0.9.1") and version_key("1.3.0rc20") == (1, 3, 0, 20)
-
-
-def test_behind_a_kernel_that_quantises_too_stands_the_bare_one_nearest_but_for_a_constant():
-    """TensorRT-LLM's is SGLang's and 7 us, vLLM's 1.5 times SGLang's: SGLang's stands in, of fp8 and not of bf16."""
-    kernels = ("sglang/0.5.14 bf16", "sglang/0.5.14 fp8", "trtllm/1.3.0 fp8", "vllm/0.24.0 fp8")
-    bare_s = np.linspace(5e-6, 60e-6, 60)
-    seconds = np.concatenate([bare_s + 7e-6, bare_s, bare_s + 7e-6, 1.5 * bare_s])
-    code = np.repeat(np.arange(4), 60)
-    shapes = np.tile(np.stack([np.arange(60), np.ones(60), np.ones(60)], -1), (4, 1))
-    found = stand_ins(code, shapes, seconds, kernels)
-    np.testing.assert_array_equal(found, [-1, -1, 1, -1])
-    choice, _ = chosen(Fitted("gemm", 1, {"rows": np.full(4, 9.0), "stand_in": found}, kernels), "trtllm")
-    assert (choice[FORMATS.index("fp8")], choice[FORMATS.index("bf16")]) == (1, 0)
 
 
 def test_splits_hold_out_whole_shapes(known_table, h100):
