@@ -11,7 +11,7 @@ from typing import Any
 from conf.compose import checked, composed, one_sentence, prepare, searchpath, workload_keys
 from conf.files import as_typed
 from conf.schema import SimulateConf
-from sim.workload.used import check_read
+from sim.workload.used import check_read, unread
 
 
 MOST_JOBS = 1_000_000
@@ -46,8 +46,10 @@ def expand(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> 
             if fixed not in variants:
                 variants[fixed] = Variant(fixed)
             conf = variants[fixed].with_values([c for c, put_in in zip(combination, later, strict=True) if put_in])
-            check_read(conf.workload, set_keys)
             jobs.append(SweepJob(combination, tuple(map(as_typed, itertools.compress(combination, varying))), conf))
+        for key in set_keys:
+            if all(unread(job.conf.workload, key) for job in jobs):
+                check_read(jobs[0].conf.workload, [key])
     return jobs
 
 

@@ -133,7 +133,8 @@ def _cells(label: str, found: Mapping[str, Any]) -> list[str]:
 
 def _choices(found: Sequence[Group], regret: Mapping[str, Any]) -> Section:
     if not found:
-        return Section("Choice of configuration", "")
+        none = "No six configurations differ in nothing else: there is no choice to judge."
+        return Section("Choice of configuration", f"<p>{none}</p>")
     rows = []
     for group in sorted(found, key=lambda group: -group.mean_regret)[:WORST_GROUPS]:
         limit = group.limits_ms()[len(group.limits_ms()) // 2]

@@ -77,7 +77,7 @@ def test_a_mistake_in_any_value_is_found_before_the_first_job(override, said):
         expand([override, "slo.ttft_ms=1,2"])
 
 
-def test_a_key_that_one_of_the_workloads_does_not_read_is_refused():
-    assert len(expand(["workload=fixed-128-128,zipf", "workload.input_tokens=64"])) == 2
+def test_a_key_that_none_of_the_workloads_reads_is_refused():
+    assert len(expand(["workload=fixed-128-128,sharegpt", "workload.input_tokens=64"])) == 2
     with pytest.raises(ValueError, match="workload.input_tokens does nothing here"):
-        expand(["workload=fixed-128-128,sharegpt", "workload.input_tokens=64"])
+        expand(["workload=sharegpt", "workload.input_tokens=64", "seed=1,2"])

@@ -118,6 +118,8 @@ def test_a_dataset_of_another_run_is_refused(headway, recorded, tmp_path):
     found = headway("validate", f"run={recorded}", f"workload={other}")
     assert found.code == 2
     assert "does not hold the prompts of the recorded run" in found.err
+    found = headway("validate", f"run={recorded}", "workload.rate=3")
+    assert found.code == 2 and "workload.rate does nothing here" in found.err
 
 
 BROKEN_META = {
