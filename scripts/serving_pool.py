@@ -91,11 +91,12 @@ def configuration(overrides: Overrides, config_dirs: tuple[str, ...]) -> "Simula
 
     counts: dict[str, Any] = {}
     rest = []
-    for override in overrides:
-        key, _, value = override.partition("=")
+    for override in overrides:  # later ones win
+        key, _, value = override.lstrip("+").partition("=")
         if key in LOAD and value.isdecimal():
             counts[key.partition(".")[2]] = int(value)
         else:
+            counts.pop(key.partition(".")[2] if key in LOAD else "", None)
             rest.append(override)
     base = composed(tuple(rest), config_dirs)
     return dataclasses.replace(base, workload=dataclasses.replace(base.workload, **counts))

@@ -39,6 +39,7 @@ from sim.memory.shape import GroupShape
 from sim.memory.terms import MemoryBudget
 from sim.model.read import model_from_conf
 from sim.report.engine_log import check_interval
+from sim.report.metrics import check_slo
 from sim.report.result import Claim, SimulationResult, StageTable, StepTable
 from sim.scan.jobs import LaneJob, Status, lane_job, servable, why_exact as lane_needs_exact
 from sim.scan.recover import LaneRun
@@ -140,6 +141,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     """
     check_scheduler(conf.engine)
     check_interval(conf.log_interval_s)
+    check_slo(bounds_ms(conf))
     make_router(conf.deployment.router, conf.seed)
     model = model_from_conf(conf.model)
     device = device_from(dataclasses.asdict(conf.hardware), conf.hardware.name)
@@ -157,6 +159,11 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     job = Job(conf, plan, budget, workload, cost, cost_rows(artifact, device), artifact is None, plan is not compiled)
     running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
     return dataclasses.replace(job, plan=bounded(plan, running))
+
+
+def bounds_ms(conf: SimulateConf) -> dict[str, float]:
+    """The bounds of `conf.slo` that are set, by metric."""
+    return {key.removesuffix("_ms"): value for key, value in vars(conf.slo).items() if value is not None}
 
 
 def run(job: Job, on_progress: Callable[[int], None] | None = None) -> SimulationResult:
@@ -271,7 +278,7 @@ def assemble(
         settings=settings,
         log=dataclasses.asdict(plan.engine.profile.log),
         log_interval_s=conf.log_interval_s,
-        slo_ms={key.removesuffix("_ms"): value for key, value in vars(conf.slo).items() if value is not None},
+        slo_ms=bounds_ms(conf),
         versions={name: importlib.metadata.version(name) for name in ("headway", "jax", "numpy")},
         replicas=conf.deployment.replicas,
         data_parallel=conf.deployment.data_parallel,

@@ -144,7 +144,7 @@ def _assumptions(
         yield "all-reduce", "estimated" if found.estimated else "measured constants", found.source
     if deployment.pipeline_parallel > 1:
         yield from _stage_assumptions(model, device, settings, deployment)
-    if settings.profile.api_pickup_s:
+    if settings.profile.api_pickup_s or settings.profile.api_door_s:
         door_s, why = settings.profile.api_door_s, settings.profile.sources.get("api_pickup_s", "engine profile")
         door = f"{1e3 * door_s:.1f} ms a request, one at a time, then " if door_s else ""
         yield "API server", f"{door}{1e3 * settings.profile.api_pickup_s:.1f} ms to the engine's queue", why

@@ -27,10 +27,10 @@ def capture_sizes(
 ) -> tuple[int, ...]:
     """Captured token counts, ascending.
 
-    `rule` names the version whose list it is: `0.10.2`, `0.19.0`, `0.33.0`, `sglang-0.5` or `none`. `query_len` is
-    1 + draft tokens of a decode row, `top` the list's ceiling. The user's own: `sizes` (an explicit list), `max_size`
-    (the largest), or `old_sizes` (`cuda_graph_sizes` of 0.10.2: one number is a largest size, several are the list).
-    Source: recorded lists of vLLM 0.10.2, 0.19.0 and 0.33.0.
+    `rule` names the version whose list it is: `0.10.2`, `0.19.0`, `0.33.0`, `sglang-0.5`, `trtllm-1.0` or `none`.
+    `query_len` is 1 + draft tokens of a decode row, `top` the list's ceiling. The user's own: `sizes` (a list),
+    `max_size` (the largest), or `old_sizes` (`cuda_graph_sizes` of 0.10.2: one number is a largest size, several are
+    the list). Source: recorded lists of vLLM 0.10.2, 0.19.0 and 0.33.0.
     """
     if rule not in _RULES:
         raise ValueError(
@@ -93,6 +93,15 @@ def _sizes_sglang_0_5(seqs, tokens, query_len, top, sizes, max_size, old_sizes):
     return [*(n for n in grid if n <= largest), largest]
 
 
+def _sizes_trtllm_1_0(seqs, tokens, query_len, top, sizes, max_size, old_sizes):
+    """With `enable_padding`: 1, 2, 4, every 8th up to 128, then powers of two; the largest is appended."""
+    if sizes is not None:
+        return sizes
+    largest = min(max_size or top, seqs)
+    grid = (1, 2, 4, *range(8, 129, 8), *(1 << power for power in range(8, 16)))
+    return [*(n for n in grid if n <= largest), largest]
+
+
 def prefill_sizes(chunk: int) -> tuple[int, ...]:
     """SGLang's captured prefill sizes by total tokens, up to the chunk size (0.5.23, read)."""
     bands = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256), (4608, chunk, 512))
@@ -118,6 +127,7 @@ _RULES = {
     "0.19.0": _sizes_0_19_0,
     "0.33.0": _sizes_0_33_0,
     "sglang-0.5": _sizes_sglang_0_5,
+    "trtllm-1.0": _sizes_trtllm_1_0,
     "none": _no_sizes,
 }
 

@@ -22,6 +22,7 @@ from sim.report.measures import (
 )
 from sim.report.metrics import Metrics, latencies
 from sim.report.result import SimulationResult
+from sim.units import NS_PER_S
 
 
 QUEUE_SHARE = 0.10
@@ -32,6 +33,9 @@ RECOMPUTE_SHARE = 0.05
 
 THRASH_SHARE = 0.25
 """From this share on, recomputing is the verdict, whatever keeps requests out besides."""
+
+SERVER_SHARE = 0.7
+"""Of the time to the first token: where more passes before the engine, the API server is the bottleneck."""
 
 RULE_QUEUE_SHARE = 0.05
 """A scheduler's rule is to blame only where queueing is this share of E2E latency: less is waiting for a step."""
@@ -97,7 +101,24 @@ def verdict(result: SimulationResult, metrics: Metrics) -> Verdict | None:
     shares = step_shares(result)
     if shares is None or not metrics.completed:
         return None
-    return _queue_verdict(result, metrics, shares) or _step_verdict(result, metrics, shares)
+    return _server_verdict(result) or _queue_verdict(result, metrics, shares) or _step_verdict(result, metrics, shares)
+
+
+def _server_verdict(result: SimulationResult) -> Verdict | None:
+    """Of a run whose requests spend most of their time to the first token before the engine has them."""
+    found = latencies(result.requests)
+    before_s, ttft_s = float((found.ttft_s - found.ttft_queued_s).sum()), float(found.ttft_s.sum())
+    step_s = float(np.max(result.busy_ns)) / NS_PER_S  # a request waits at most so long for the loop to look
+    if before_s < SERVER_SHARE * ttft_s or before_s < 2.0 * step_s * len(found.ttft_s):
+        return None
+    share = before_s / ttft_s
+    return Verdict(
+        "server-bound",
+        f"Server-bound: {share:.0%} of the time to the first token passes before the engine has a request: the API "
+        "server takes them one at a time.",
+        "deployment.replicas: each has a server of its own.",
+        {"before_engine": share},
+    )
 
 
 def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares) -> Verdict | None:
@@ -105,7 +126,8 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
     computed = float(np.sum(steps.prefill_tokens) + np.sum(steps.decodes))
     recomputed = (metrics.recomputed_tokens or 0) / computed if computed else 0.0
     found = latencies(result.requests)
-    queue_share = float(found.queue_s.sum() / found.e2el_s.sum()) if found.e2el_s.sum() > 0 else 0.0
+    queued_s = found.queue_s - (found.ttft_s - found.ttft_queued_s)  # in the engine
+    queue_share = float(queued_s.sum() / found.e2el_s.sum()) if found.e2el_s.sum() > 0 else 0.0
     reasons = {"seats": shares.seats, "token_budget": shares.budget, "kv": shares.kv, "scheduler": shares.rule}
     evidence = {"waiting": shares.waiting, **reasons, "queue_share_of_e2el": queue_share, "recomputed": recomputed}
     if queue_share < RULE_QUEUE_SHARE:

@@ -50,7 +50,8 @@ def less_launching(result: SimulationResult) -> str:
     eager = not len(settings.get("graph_sizes", ()))
     # not every engine schedules ahead of a pipeline's stages
     ahead = not settings.get("async_scheduling", False) and settings.get("pipeline_parallel", 1) == 1
-    parts = ["engine.enforce_eager=false"] if eager else []
+    forced = (result.config.get("engine") or {}).get("enforce_eager") is not False
+    parts = ["engine.enforce_eager=false" if forced else "engine.cudagraph_mode"] if eager else []
     parts += ["engine.async_scheduling=true"] if ahead else []
     load = f"more load per replica ({load_key(result)})."
     return f"{' and '.join(parts)}, or {load}" if parts else load
@@ -66,7 +67,8 @@ def larger_batch(result: SimulationResult, requests_mean: float) -> str:
 def load_key(result: SimulationResult) -> str:
     """The key that brings more requests at a time, by how the workload arrives."""
     workload: dict[str, Any] = result.config.get("workload") or {}
-    arrival, clients = workload.get("arrival"), workload.get("concurrency") is not None
+    count, most = workload.get("num_requests"), workload.get("concurrency")
+    arrival, clients = workload.get("arrival"), most is not None and (count is None or count > most)
     if arrival == "trace":
         return "workload.time_scale, lower" + (", or workload.concurrency" if clients else "")
     if arrival in ("closed_loop", "all_at_once") or math.isinf(workload.get("rate") or 0.0):

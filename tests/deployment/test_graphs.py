@@ -21,6 +21,9 @@ from sim.deployment.graphs import (
 
 # version, max_num_seqs, max_num_batched_tokens, draft tokens, the user's own, sizes ("a-b/step" is a run)
 ROWS = [
+    ("trtllm-1.0", 2048, 8192, 0, "", "1 2 4 8-128/8 256 512"),
+    ("trtllm-1.0", 50, 8192, 0, "", "1 2 4 8-48/8 50"),
+    ("trtllm-1.0", 2048, 8192, 0, "max_size=300", "1 2 4 8-128/8 256 300"),
     ("0.10.2", 1, 2048, 0, "", "1 2 4"),
     ("0.10.2", 128, 2048, 0, "", "1 2 4 8-256/8"),
     ("0.10.2", 1024, 8192, 0, "", "1 2 4 8-512/8"),

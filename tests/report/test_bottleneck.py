@@ -7,7 +7,7 @@ import pytest
 
 from sim.report.blocked import limits
 from sim.report.bottleneck import step_shares, verdict
-from sim.report.measures import capture_more, fewer_bytes, larger_batch
+from sim.report.measures import capture_more, fewer_bytes, larger_batch, less_launching
 from sim.report.metrics import measure
 
 
@@ -45,6 +45,23 @@ def test_verdicts(toy, parameters, kind, key):
     assert found.kind == kind
     assert key in found.change
     assert all(0 <= share <= 1 + 1e-9 for share in found.evidence.values())
+
+
+def test_requests_that_wait_for_the_api_server_wait_for_no_rule_of_the_scheduler(toy):
+    """Every request is sent 60 s before the engine has it; the queue in the engine stays what it was."""
+    run = toy(requests=60, rate=12.0, blocks=60000, seats=256)
+    early = dataclasses.replace(run.requests, arrival_ns=run.requests.arrival_ns - 60 * 10**9)
+    found = judge(dataclasses.replace(run, requests=early))
+    assert found.kind == "server-bound" and found.change.startswith("deployment.replicas")
+    assert judge(run).kind == "bandwidth-bound"
+
+
+def test_graphs_that_a_mode_leaves_out_are_not_asked_of_enforce_eager(toy):
+    run = dataclasses.replace(toy(requests=10), config={"engine": {"enforce_eager": False}})
+    run.settings["graph_sizes"] = ()
+    assert less_launching(run).startswith("engine.cudagraph_mode")
+    forced = dataclasses.replace(run, config={"engine": {"enforce_eager": True}})
+    assert less_launching(forced).startswith("engine.enforce_eager=false")
 
 
 def test_more_seats_are_not_advised_where_blocks_run_out_too(toy):
@@ -204,6 +221,10 @@ def test_fewer_bytes_only_where_there_are_more(toy):
         ({"arrival": "gamma", "rate": float("inf"), "concurrency": 8}, "workload.concurrency (--max-concurrency)"),
         ({"arrival": "closed_loop", "rate": 10.0, "concurrency": 8}, "workload.concurrency (--max-concurrency)"),
         ({"arrival": "all_at_once", "rate": 10.0, "concurrency": None}, "workload.num_requests (--num-prompts)"),
+        (
+            {"arrival": "closed_loop", "rate": 10.0, "concurrency": 8, "num_requests": 8},
+            "workload.num_requests (--num-prompts)",
+        ),
         ({"arrival": "trace", "rate": 10.0, "concurrency": None}, "workload.time_scale, lower"),
     ],
 )

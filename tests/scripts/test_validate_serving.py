@@ -142,6 +142,13 @@ def test_a_table_of_something_else(headway, tmp_path):
     assert found.code == 2 and "a measured-serving table has a column" in found.err
 
 
+@pytest.mark.parametrize("own", ["++workload.input_tokens=64", "workload.input_tokens='64'"])
+def test_an_own_setting_of_the_load_wins_however_it_is_written(own):
+    row = ("model=llama-3.1-8b", "hardware=h100-sxm", "workload=closed-loop", "workload.input_tokens=1024")
+    assert configuration((*row, own), ()).workload.input_tokens == 64
+    assert configuration((*row, "workload.input_tokens=-3"), ()).workload.input_tokens == -3  # for others to refuse
+
+
 def test_one_configuration_is_composed_once_whatever_its_load(monkeypatch):
     base = ("model=llama-3.1-8b", "workload=closed-loop")
     serving_pool.composed.cache_clear()
