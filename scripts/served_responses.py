@@ -1,22 +1,16 @@
-"""The responses of a table's rows: simulated in a pool, kept in a file that says what they are of.
-
-A process that dies takes its row with it, not the others; an interrupt ends the pool.
-"""
+"""The responses of a table's rows: simulated in a pool, kept in a file that says what they are of."""
 
 import importlib.metadata
 import json
-import os
-from collections.abc import Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from calibration.serving.table import Row
 from scripts.progress import progress
-from scripts.serving_pool import ENVIRONMENT, end_with_parent
+from scripts.serving_pool import DIED, each
 from sim.documents import read_mapping
 
 
@@ -75,39 +69,14 @@ def _read(path: Path, head: Mapping[str, str], rows: list[Row]) -> Found:
 
 
 def _simulated(rows: list[Row], predictor: str, jobs: int, shown: bool) -> Found:
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     found: dict[int, Response | str] = {}
-    left = list(rows)
+    work: Callable[[Row], Response | str] = partial(respond_row, predictor=predictor)
     with progress(len(rows), "simulating", shown, lines=True) as tell:
-        while left:
-            try:
-                for line, one in _in_pool(left, predictor, jobs):
-                    found[line] = one
-                    if tell is not None:
-                        tell(len(found))
-            except BrokenProcessPool:
-                lost = next(row for row in left if row.line not in found)
-                found[lost.line] = _alone(lost, predictor)
-            left = [row for row in left if row.line not in found]
+        for row, one in each(work, rows, jobs, DIED):
+            found[row.line] = one
+            if tell is not None:
+                tell(len(found))
     return found
-
-
-def _in_pool(rows: list[Row], predictor: str, jobs: int) -> Any:
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
-        futures: dict[Future[Any], int] = {pool.submit(respond_row, row, predictor): row.line for row in rows}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _alone(row: Row, predictor: str) -> Any:
-    try:
-        return next(_in_pool([row], predictor, 1))[1]
-    except BrokenProcessPool:
-        return "the simulating process was ended, perhaps for lack of memory."
 
 
 def respond_row(row: Row, predictor: str) -> "Response | str":

@@ -2,10 +2,10 @@
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import get_context, parent_process
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ CHUNK = 400
 ENVIRONMENT = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "OMP_NUM_THREADS": "1"}
 """Of the processes: they share the cores, so that one thread each is fastest."""
 
+DIED = "the simulating process was ended, perhaps for lack of memory."
+
 LOAD = tuple(f"workload.{key}" for key in ("concurrency", "rounds", "num_requests", "input_tokens", "output_tokens"))
 
 Overrides = tuple[str, ...]
@@ -31,29 +33,32 @@ def predictions(
     wanted: Sequence[Overrides], config_dirs: Sequence[str], jobs: int
 ) -> Iterator[tuple[Overrides, Prediction]]:
     """Overrides and what a simulation of them says, in the order in which they end."""
+    died = Prediction("died", DIED)
+    return each(partial(predict, config_dirs=tuple(config_dirs)), wanted, jobs, died)
+
+
+def each[Item, Result, Died](
+    work: Callable[[Item], Result], items: Sequence[Item], jobs: int, died: Died
+) -> Iterator[tuple[Item, Result | Died]]:
+    """`work` of every item in processes, in the order in which they end; `died` of one that its process ended with."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    left = list(wanted)
-    while left:
-        part, left = left[: CHUNK * jobs], left[CHUNK * jobs :]
-        done: set[Overrides] = set()
+    for start in range(0, len(items), CHUNK * jobs):
+        left = list(items[start : start + CHUNK * jobs])
         try:
-            for pair in _in_pool(part, config_dirs, jobs):
-                done.add(pair[0])
+            for pair in _in_pool(work, left.copy(), jobs):
+                left.remove(pair[0])
                 yield pair
         except BrokenProcessPool:
-            for overrides in part:
-                if overrides not in done:
-                    yield overrides, _alone(overrides, config_dirs)
+            for item in left:
+                yield item, _alone(work, item, died)
 
 
-def _in_pool(
-    wanted: Sequence[Overrides], config_dirs: Sequence[str], jobs: int
-) -> Iterator[tuple[Overrides, Prediction]]:
+def _in_pool[Item, Result](
+    work: Callable[[Item], Result], items: Sequence[Item], jobs: int
+) -> Iterator[tuple[Item, Result]]:
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
-        futures: dict[Future[Prediction], Overrides] = {
-            pool.submit(predict, overrides, tuple(config_dirs)): overrides for overrides in wanted
-        }
+        futures: dict[Future[Result], Item] = {pool.submit(work, item): item for item in items}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -61,12 +66,12 @@ def _in_pool(
             pool.shutdown(cancel_futures=True)
 
 
-def _alone(overrides: Overrides, config_dirs: Sequence[str]) -> Prediction:
-    """In a process of its own: if it dies, it was this configuration."""
+def _alone[Item, Result, Died](work: Callable[[Item], Result], item: Item, died: Died) -> Result | Died:
+    """In a process of its own: if it dies, it was this item."""
     try:
-        return next(prediction for _, prediction in _in_pool([overrides], config_dirs, 1))
+        return next(result for _, result in _in_pool(work, [item], 1))
     except BrokenProcessPool:
-        return Prediction("died", "the simulating process was ended, perhaps for lack of memory.")
+        return died
 
 
 def end_with_parent() -> None:

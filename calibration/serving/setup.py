@@ -166,9 +166,7 @@ def _deployment(tensor: int, data: int, expert: bool) -> list[str]:
 
 def _workload(row: Row) -> list[str]:
     """The closed loop: who sends how many requests of which lengths."""
-    lengths = {
-        "inferencex": ["workload.lengths=uniform_below", f"workload.range_ratio={INFERENCEX_LENGTHS}"],
-    }
+    spread = ["workload.lengths=uniform_below", f"workload.range_ratio={INFERENCEX_LENGTHS}"]
     prompts = re.search(r"(\d+) prompts", row.notes)
     return [
         "workload=closed-loop",
@@ -176,7 +174,7 @@ def _workload(row: Row) -> list[str]:
         f"workload.input_tokens={row.isl}",
         f"workload.output_tokens={row.osl}",
         *([f"workload.num_requests={prompts[1]}"] if prompts else [f"workload.rounds={ROUNDS}"]),
-        *lengths.get(row.bench, []),
+        *(spread if row.bench == "inferencex" else []),
     ]
 
 

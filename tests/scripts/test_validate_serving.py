@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import pytest
 
@@ -140,6 +141,18 @@ def test_a_table_of_something_else(headway, tmp_path):
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     found = headway("validate", f"serving={tmp_path / 'x.csv'}")
     assert found.code == 2 and "a measured-serving table has a column" in found.err
+
+
+def squared(number: int) -> int:
+    """The work of a pool, whose process does not survive 3."""
+    if number == 3:
+        os._exit(9)
+    return number * number
+
+
+def test_an_item_that_ends_its_process_takes_no_other_with_it():
+    found = dict(serving_pool.each(squared, [1, 2, 3, 4], 1, "died"))
+    assert found == {1: 1, 2: 4, 3: "died", 4: 16}
 
 
 @pytest.mark.parametrize("own", ["++workload.input_tokens=64", "workload.input_tokens='64'"])
