@@ -12,8 +12,9 @@ BLOCK_FIELDS = ("nb", "ncb")
 
 ORDER = (
     *("step", "inst", "added", "abort", "issued", "mode", "sched", "ext", "dec", "dctx", "tok", "pre", "retract"),
-    *("preempt", "chunked", "run", "wait", "full", "ntr", "free", "avail", "evict", "nb", "ncb", "abort_mid"),
-    *("completed", "out", "nout", "spec", "fin", "drop", "free_end", "avail_end", "evict_end", "ntr_end"),
+    *("preempt", "chunked", "run", "wait", "remote", "full", "ntr", "free", "avail", "evict", "nb", "ncb", "xs"),
+    *("dropped", "abort_mid", "completed", "out", "nout", "spec", "fin", "drop", "recv", "inv", "fail", "err", "sent"),
+    *("held", "free_end", "avail_end", "evict_end", "ntr_end"),
 )
 """The fields in the order in which a step decides them."""
 
@@ -40,13 +41,14 @@ class Comparison:
     """The first difference in a decision and in block ids, None where there is none.
 
     `steps` were equal in their decisions. `stuck`: the simulated run ended as a livelock, a request that never gets
-    its blocks (so did the recorded one, if no decision differs).
+    its blocks, or as `dead`, if nothing is scheduled any more (so did the recorded one, if no decision differs).
     """
 
     steps: int
     decision: Difference | None = None
     blocks: Difference | None = None
     stuck: bool = False
+    dead: bool = False
 
 
 def compare(recorded: Iterator[dict[str, Any]], simulated: Iterator[dict[str, Any]]) -> Comparison:
@@ -75,7 +77,7 @@ def compare(recorded: Iterator[dict[str, Any]], simulated: Iterator[dict[str, An
     last_theirs, last_ours = summary(theirs, recorded), summary(ours, simulated)
     stuck = bool(last_theirs.get("stuck")), bool(last_ours.get("stuck"))
     if all(stuck):
-        return Comparison(steps, None, blocks, stuck=True)
+        return Comparison(steps, None, blocks, stuck=True, dead=bool(last_ours.get("dead")))
     different: Difference | None = None
     if any(stuck):
         different = Difference(at, "stuck", *stuck)

@@ -12,6 +12,7 @@ from calibration.conformance.words import meaning, request_of
 
 
 STUCK = "the simulated run is stuck, a request never gets its blocks"
+DEAD = "whoever waits holds the blocks that it, or another, would need, so nothing is scheduled any more"
 SHOWN = 100
 """Characters of a value that are shown to a person; JSON holds all."""
 MOST_LINES = 5
@@ -46,6 +47,8 @@ def verdict(outcome: Outcome) -> str:
         return f"different, {sentence(found.decision)}{stuck}"
     if found.blocks is not None:
         return f"decisions identical, block ids different, {sentence(found.blocks)}"
+    if found.dead:
+        return f"identical, and dead: {DEAD}, in the recorded run neither"
     if found.stuck:
         return "identical, and stuck: a request never gets its blocks, in the recorded run neither"
     return "identical"
@@ -157,6 +160,7 @@ def fields(sets: Sequence[RecordedSet], outcomes: Sequence[Outcome]) -> dict[str
             **counts(own),
             "unsupported": sum(outcome.status == "unsupported" for outcome in own),
             "stuck": sum(outcome.comparison is not None and outcome.comparison.stuck for outcome in own),
+            "dead": sum(outcome.comparison is not None and outcome.comparison.dead for outcome in own),
             "left_over": [{"file": path.name, "reason": reason} for path, reason in recorded.left_over],
         }
     return {

@@ -32,22 +32,21 @@ class Summary:
 
     def end(self, step: dict[str, Any]) -> None:
         """The requests that ended at a step, which need not have scheduled anything."""
-        for key in ("abort", "abort_mid", "fin"):
+        for key in ("abort", "abort_mid", "fin", "err"):
             for name in step.get(key, ()):
                 self.ends[name] = step["step"]
 
-    def result(self, stuck: bool) -> dict[str, Any]:
-        """The line that ends a trace."""
+    def short(self) -> dict[str, Any]:
+        """What is said of one instance of several."""
         return {
-            "summary": {
-                "stuck": stuck,
-                "steps": self.steps,
-                "batches": self.batches,
-                "tokens": self.tokens,
-                "dropped_rows": self.dropped,
-                "preemptions": dict(self.preemptions),
-                "cached_first": self.cached_first,
-                "finish_step": self.ends,
-                "free_final": self.free,
-            }
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "preemptions": dict(self.preemptions),
+            "cached_first": self.cached_first,
+            "finish_step": self.ends,
+            "free_final": self.free,
         }
+
+    def result(self, stuck: bool) -> dict[str, Any]:
+        """What ends a trace."""
+        return {"stuck": stuck, "batches": self.batches, "dropped_rows": self.dropped, **self.short()}

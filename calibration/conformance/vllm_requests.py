@@ -61,11 +61,11 @@ class RecordedProgress:
 
 
 class Timetable:
-    """Who arrives and who is aborted, by step."""
+    """Who arrives and who is aborted, by step; `requests` in order of arrival."""
 
-    def __init__(self, scenario: Scenario, request_type: type):
-        self.requests = scenario.arrivals()
-        self.names = [request["id"] for request in self.requests]
+    def __init__(self, requests: list[dict[str, Any]], request_type: type):
+        self.requests = requests
+        self.names = [request["id"] for request in requests]
         self._type = request_type
         self._made: list[Any] = []
         steps: list[tuple[int, int, bool]] = []
@@ -75,6 +75,11 @@ class Timetable:
             if request.get("abort_mid") is not None:
                 steps.append((request["abort_mid"], index, True))
         self._aborts = sorted(steps)
+
+    def append(self, request: dict[str, Any]) -> None:
+        """One more arrival, not before those that are known."""
+        self.requests.append(request)
+        self.names.append(request["id"])
 
     @property
     def next_arrival(self) -> int | None:

@@ -10,6 +10,7 @@ ROWS = {
     "ext": ("request", "tokens", "tokens of the prefix", "kind"),
     "out": ("request", "tokens emitted"),
     "spec": ("request", "drafts", "accepted drafts"),
+    "xs": ("request", "tokens from elsewhere", "blocks to be filled"),
 }
 """Fields that hold a row per request, the request first, and what the columns of a row are."""
 
@@ -43,6 +44,15 @@ WORDS = {
     "spec": "drafts verified",
     "fin": "requests that ended",
     "drop": "rows dropped",
+    "xs": "tokens from elsewhere",
+    "remote": "requests whose KV is loading",
+    "recv": "requests whose load was reported",
+    "sent": "requests whose blocks were reported as read",
+    "held": "requests whose blocks are held after their end",
+    "inv": "blocks reported as invalid",
+    "fail": "requests reported as failed",
+    "err": "requests that ended with an error",
+    "dropped": "requests that ended before their KV was asked for",
     "free_end": "free blocks after the output",
     "avail_end": "free tokens after the output",
     "evict_end": "evictable tokens after the output",

@@ -23,6 +23,9 @@ EXCHANGES = ("allgather_reducescatter", "naive")
 """How tokens get to the experts of other ranks (`sim.deployment.exchange`)."""
 BALANCES = ("queues", "least_outstanding", "round_robin")
 """Who gets a request among the data-parallel ranks of a replica (`sim.event.balance`)."""
+ASIDE = ("none", "all", "loads")
+ENDS = ("", "computed", "known")
+"""Values of `sim.deployment.rules.ConnectorRules`."""
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -156,6 +159,11 @@ def check_profile(profile: EngineProfile, shipped: EngineProfile) -> None:
             _between(f"{where}.{key}", getattr(tier, key), least, most)
     _one_of("profile.graph_mode", profile.graph_mode, MODES, "engine.profile.graph_mode")
     rules = profile.parallel
+    transfers = profile.connector
+    _one_of("profile.connector.aside", transfers.aside, ASIDE, "engine.profile.connector.aside")
+    _one_of(
+        "profile.connector.leaves_windows", transfers.leaves_windows, ENDS, "engine.profile.connector.leaves_windows"
+    )
     _one_of("profile.parallel.balance", rules.balance, BALANCES, "engine.profile.parallel.balance")
     _one_of("profile.parallel.all_to_all", rules.all_to_all, EXCHANGES, "engine.profile.parallel.all_to_all")
     _between("profile.parallel.stats_interval_s", rules.stats_interval_s, 0.0, MAX_HOST_S, "seconds")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.deployment.rules import CacheRules, LogRules, ParallelRules, SchedulingRules, SglangRules
+from sim.deployment.rules import CacheRules, ConnectorRules, LogRules, ParallelRules, SchedulingRules, SglangRules
 
 
 @dataclass
@@ -52,8 +52,9 @@ class EngineProfile:
     - `limits`: default limits; `other_tokens`, `other_seqs`: those of any other usage.
     - `tokens_capped_always`: the default `max_num_batched_tokens` never exceeds `max_num_seqs` x length.
       `tokens_cover_length`: without chunked prefill it is at least the longest length, not a mistake.
-    - `scheduling`, `cache`, `log`, `sglang`: what this version's scheduler, block pool, log and, for SGLang, all of
-      its scheduler do differently from others; `parallel`: what its data-parallel ranks do.
+    - `scheduling`, `connector`, `cache`, `log`, `sglang`: what this version's scheduler, its part in KV transfers, its
+      block pool, log and, for SGLang, all of its scheduler do differently from others; `parallel`: what its
+      data-parallel ranks do.
     - `idle_sleep_s`: slept after a turn of the loop that scheduled nothing; `nonempty_batch_returns`: only a
       batch with work lets the loop schedule ahead; `api_pickup_s`: from the client to the engine's queue, after
       `api_door_s`, for which the API server is busy with one request alone.
@@ -98,6 +99,7 @@ class EngineProfile:
     pieces_s: float = 0.0
     nonempty_batch_returns: bool = True
     scheduling: SchedulingRules = field(default_factory=SchedulingRules)
+    connector: ConnectorRules = field(default_factory=ConnectorRules)
     cache: CacheRules = field(default_factory=CacheRules)
     sglang: SglangRules = field(default_factory=SglangRules)
     log: LogRules = field(default_factory=LogRules)

@@ -62,6 +62,28 @@ class SchedulingRules:
 
 
 @dataclass
+class ConnectorRules:
+    """Switches of the scheduler's part in KV that comes from, or goes to, another instance.
+
+    - `aside`: where requests wait that a call passed over: with the others (`none`); in a queue of their own (`all`),
+      which goes first, or by priority the more urgent of both heads; or only `loads` do, which always go first.
+    - `reserves_prefills`: a load takes no blocks that prefills under way and other loads still need.
+    - `polls_held`: the loop goes on as long as blocks are held for a reader; otherwise they stay until the next
+      arrival.
+    - `frees_aborted_loads`: the blocks of a load that is aborted are free at once, although it is still written to
+      them (a defect).
+    - `leaves_windows`: of a request that ends, what lies before its windows is free first: not at all (empty), or as of
+      its `computed` or its `known` tokens.
+    """
+
+    aside: str = "none"
+    reserves_prefills: bool = False
+    polls_held: bool = False
+    frees_aborted_loads: bool = False
+    leaves_windows: str = ""
+
+
+@dataclass
 class CacheRules:
     """Switches of the block pool and its prefix cache.
 
@@ -75,6 +97,7 @@ class CacheRules:
       under way.
     - `chunks_keep_registered`: chunked-local attention keeps the last block that has a hash although its chunk is over.
     - `windows_wait_for_output`: scheduled ahead, a window moves only with the tokens whose output has been processed.
+    - `external_by_group`: for KV from elsewhere, each group takes its blocks before the next one claims its hits.
     - `one_window_kind`: prefixes are looked up in full attention and one other kind, of one block size.
     - `eagle_drops_once`: for an EAGLE drafter all kinds together give up one block of a hit (each is searched one block
       further); otherwise each gives up one.
@@ -90,6 +113,7 @@ class CacheRules:
     window_capped_input: bool = False
     chunks_keep_registered: bool = False
     windows_wait_for_output: bool = False
+    external_by_group: bool = False
     one_window_kind: bool = False
     eagle_drops_once: bool = False
     registration: str = "all"

@@ -22,11 +22,37 @@ class Drafting:
     lookahead: bool = True
 
 
-class VisibleState(Protocol):
-    """What a waiting request is seen to have beyond the prefix cache of its own replica."""
+@dataclass(frozen=True)
+class External:
+    """KV of a waiting request that lies elsewhere: the `tokens` after those of its own replica's cache.
 
-    def external_tokens(self, request: Request, local_tokens: int) -> int:
-        """Tokens after the first `local_tokens` whose KV can be had without computing it."""
+    `loads`: it comes beside the steps and is reported (`received`); otherwise it is there within the step.
+    """
+
+    tokens: int = 0
+    loads: bool = False
+
+
+NOTHING = External()
+
+
+class Connector[R: Request](Protocol):
+    """Who can bring KV that was computed elsewhere, and who may want to read what was computed here.
+
+    It is told what the scheduler does; what became of the transfers is told to `RowBatching.transfers.report`.
+    """
+
+    recomputes: bool
+    """Whether a request whose KV could not be loaded computes it; otherwise it ends with an error."""
+
+    def look_up(self, request: R, local_tokens: int) -> External | None:
+        """What can be had for a request that waits and has `local_tokens` here; None: not known yet, ask again."""
+
+    def allocated(self, request: R, external: External) -> None:
+        """The request has its blocks, among them those for the tokens from elsewhere, if there are any."""
+
+    def keeps(self, request: R, finished: bool) -> bool:
+        """The request has ended: are its blocks kept, for somebody who will read them? Only what `finished` can be."""
 
 
 class BatchShape(Protocol):
@@ -49,12 +75,21 @@ class Progress(Protocol):
         """Whether output number `emitted` (from 1) ends the request before its length does."""
 
 
-class NothingExternal:
-    """Only the replica's own cache."""
+class Alone:
+    """A replica with nobody to give it KV or to read its own."""
 
-    def external_tokens(self, request: Request, local_tokens: int) -> int:
-        """None."""
-        return 0
+    recomputes = False
+
+    def look_up(self, request: Request, local_tokens: int) -> External:
+        """Only the replica's own cache."""
+        return NOTHING
+
+    def allocated(self, request: Request, external: External) -> None:
+        """Nothing to do."""
+
+    def keeps(self, request: Request, finished: bool) -> bool:
+        """Nobody reads them."""
+        return False
 
 
 class KnownLengths:

@@ -123,8 +123,10 @@ def test_a_pool_too_small_ends_as_stuck(version, mode):
 
 
 def test_what_cannot_be_played_says_so():
-    with pytest.raises(Unsupported, match="KV connectors are not simulated yet"):
-        play(scenario({"connector": {"mode": "pull"}}), "0.33.0")
+    with pytest.raises(Unsupported, match="a retention interval of 64 tokens is not simulated"):
+        play(scenario({"retention": 64}), "0.33.0")
+    with pytest.raises(Unsupported, match="KV connectors with several batches in flight are not simulated"):
+        play(scenario({"connector": {"mode": "pull"}, "pp": 2}), "0.33.0")
     with pytest.raises(Unsupported, match="async scheduling of vLLM 0.10.2 is not simulated"):
         play(scenario({"async_scheduling": True}), "0.10.2")
 
@@ -349,11 +351,12 @@ def test_what_has_no_partner_is_said(tmp_path):
 
 
 def test_unsupported_kinds_count_as_different(tmp_path):
-    write_set(tmp_path / "set", config={"connector": {"mode": "pull"}})
+    write_set(tmp_path / "set", config={"async_scheduling": True})
     sets, outcomes = outcomes_of(tmp_path)
     found = fields(sets, outcomes)
     assert (found["traces"], found["decisions_identical"], found["status"]) == (1, 0, "different")
-    assert found["unsupported"] == [{"set": "set", "trace": "hand", "reason": "KV connectors are not simulated yet"}]
+    reason = "async scheduling of vLLM 0.10.2 is not simulated"
+    assert found["unsupported"] == [{"set": "set", "trace": "hand", "reason": reason}]
     assert found["differences"][0]["kind"] == "unsupported"
 
 
@@ -394,16 +397,16 @@ def test_a_difference_is_told_in_words(tmp_path, steps, said):
 
 def test_many_unsupported_for_one_reason_share_a_line(tmp_path):
     for number in range(6):
-        write_set(tmp_path / "many", name=f"s{number}", config={"connector": {"mode": "pull"}})
-    write_set(tmp_path / "one", config={"connector": {"mode": "pull"}})
+        write_set(tmp_path / "many", name=f"s{number}", config={"async_scheduling": True})
+    write_set(tmp_path / "one", config={"async_scheduling": True})
     write_set(tmp_path / "one", name="played")
     _, outcomes = outcomes_of(tmp_path)
     assert trace_lines(outcomes) == [
-        "many: 6 traces unsupported: KV connectors are not simulated yet",
-        "one/hand: unsupported: KV connectors are not simulated yet",
+        "many: 6 traces unsupported: async scheduling of vLLM 0.10.2 is not simulated",
+        "one/hand: unsupported: async scheduling of vLLM 0.10.2 is not simulated",
         "one/played: identical",
     ]
-    assert unsupported_lines(outcomes) == ["7 of 8 unsupported: KV connectors are not simulated yet"]
+    assert unsupported_lines(outcomes) == ["7 of 8 unsupported: async scheduling of vLLM 0.10.2 is not simulated"]
 
 
 @pytest.mark.parametrize("key", ["_seed", "note", "desc", "comment"])

@@ -5,7 +5,7 @@ import pytest
 from sim.deployment.check import check_conf
 from sim.deployment.settings import load_engine
 from sim.memory.shape import CacheShape, GroupShape
-from sim.scheduler.hooks import Drafting
+from sim.scheduler.hooks import Alone, Drafting, External
 from sim.scheduler.vllm import make, make_rows, takes_fast_path
 from tests.scheduler.vllm_setup import VERSIONS, full, loop, make_request, settings
 
@@ -330,14 +330,14 @@ def test_bad_settings():
         check_conf(conf)
 
 
-class Stored:
+class Stored(Alone):
     """Another place holds the first `tokens` of every prompt, in whole blocks of 4, but never the last token."""
 
     def __init__(self, tokens):
         self.tokens = tokens
 
-    def external_tokens(self, request, local_tokens):
-        return max(0, min(self.tokens, request.prompt - 1) // 4 * 4 - local_tokens)
+    def look_up(self, request, local_tokens):
+        return External(max(0, min(self.tokens, request.prompt - 1) // 4 * 4 - local_tokens))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -345,7 +345,7 @@ def test_tokens_from_elsewhere_cost_blocks_but_no_budget(version):
     # 8 tokens a batch. Prompt 20, of which 12 lie elsewhere: computed 12, the other 8 are the chunk, 5 blocks in all,
     # which are registered at once. The second, with the same prompt, hits 4 blocks of its own replica: 19 // 4 = 4, so
     # nothing is left to fetch (12 < 16), and 4 tokens to compute in a 5th block.
-    scheduler = make_rows(settings(version, max_num_batched_tokens=8), full(12, named=True), visible=Stored(12))
+    scheduler = make_rows(settings(version, max_num_batched_tokens=8), full(12, named=True), connector=Stored(12))
     first, second = (make_request(scheduler, index, 20, 9, 0, 0) for index in (0, 1))
     scheduler.add(first)
     batch = step(scheduler)

@@ -43,7 +43,7 @@ def test_json(headway, set_folder):
     found = headway("conformance", str(set_folder), "--json")
     assert found.code == 0
     counts = {"traces": 3, "decisions_identical": 3, "block_ids_identical": 3}
-    small = {"engine": "vllm 0.10.2", **counts, "unsupported": 0, "stuck": 0, "left_over": []}
+    small = {"engine": "vllm 0.10.2", **counts, "unsupported": 0, "stuck": 0, "dead": 0, "left_over": []}
     assert found.json() == {"status": "ok", **counts, "sets": {"small": small}, "differences": [], "unsupported": []}
 
 
@@ -67,14 +67,14 @@ def test_block_ids_alone_are_no_failure(headway, set_folder):
 def test_an_unsupported_kind_counts_as_different(headway, set_folder):
     scenario = set_folder / "scenarios" / "open" / "single_request.json"
     content = json.loads(scenario.read_text())
-    content["config"]["connector"] = {"mode": "pull"}
+    content["config"]["async_scheduling"] = True
     scenario.write_text(json.dumps(content))
     found = headway("conformance", str(set_folder))
     assert found.code == 1
-    assert "small/open/single_request: unsupported: KV connectors are not simulated yet" in found.out
+    assert "small/open/single_request: unsupported: async scheduling of vLLM 0.10.2 is not simulated" in found.out
     assert "decisions 2/3 identical, block ids 2/3 identical, 1 unsupported" in found.out
     assert found.out.rstrip().split("\n")[-2:] == [
-        "1 of 3 unsupported: KV connectors are not simulated yet",
+        "1 of 3 unsupported: async scheduling of vLLM 0.10.2 is not simulated",
         "decisions 2/3 identical, block ids 2/3 identical",
     ]
 

@@ -115,33 +115,53 @@ class KVCache:
             self._count(request, hit)
         return hit
 
-    def fits_full_input(self, request: Cached, hit: Hit, spare: int = 0) -> bool:
-        """Whether all known tokens of an unadmitted request would fit in what is free now, less `spare` blocks."""
+    def fits_full_input(self, request: Cached, hit: Hit, spare: int = 0, external: int = 0) -> bool:
+        """Whether all known tokens of an unadmitted request would fit in what is free now, less `spare` blocks.
+
+        `external` tokens beyond the hit come from elsewhere.
+        """
+        start = request.computed + hit.tokens + external
         slots = min(request.known, self.max_model_len)
-        return self._need(request, hit, slots, self.rules.window_capped_input) + spare <= self.pool.free
+        return self._need(request, hit, start, slots, self.rules.window_capped_input) + spare <= self.pool.free
+
+    def missing(self, request: Cached, tokens: int) -> int:
+        """Blocks that a request which is under way lacks for its first `tokens`."""
+        slots = min(tokens, self.max_model_len)
+        return self._need(request, None, request.computed, slots, self.rules.window_capped_input)
 
     def allocate(
-        self, request: Cached, tokens: int, hit: Hit | None = None, lookahead: int = 0, spare: int = 0
+        self,
+        request: Cached,
+        tokens: int,
+        hit: Hit | None = None,
+        lookahead: int = 0,
+        spare: int = 0,
+        external: int = 0,
+        loads: bool = False,
     ) -> list[list[int]] | None:
         """Blocks for the next `tokens` and `lookahead` of a request; the new ones per group, or None if too few.
 
-        `spare` blocks are to stay free. With None nothing is taken, but blocks that windows have left are free. On
-        success the full blocks among the known tokens become findable. The answer is not to be changed.
+        With a `hit` the request begins: behind the tokens found come `external` ones whose KV is brought from
+        elsewhere, then `tokens`. `spare` blocks are to stay free. With None nothing is taken, but blocks that windows
+        have left are free. On success the full blocks among the known tokens become findable, unless it `loads`, which
+        takes time. The answer is not to be changed.
         """
         end = request.computed + tokens
+        start = request.computed
         if hit is None:
             quiet = self._quiet.get(request.index)
             if quiet and end + lookahead <= quiet[0] and end < quiet[1] and request.computed < quiet[2]:
                 return self._nothing
         else:
-            end += hit.tokens
+            start += hit.tokens + external
+            end += hit.tokens + external
         slots = min(end + lookahead, self.max_model_len)
         if request.tables:
-            self._leave_windows(request)
-        if self._need(request, hit, slots, False) + spare > self.pool.free:
+            self._leave_windows(request, self._settled(request))
+        if self._need(request, hit, start, slots, False) + spare > self.pool.free:
             return None
         if not request.tables:
-            self._begin(request, hit)
+            self._begin(request, hit, start, external > 0)
             if hit and self.rules.counts_admitted_only:
                 self._count(request, hit)
         new = []
@@ -149,8 +169,9 @@ class KVCache:
             taken = self.pool.take(-(-slots // kind.block_size) - len(table))
             table += taken
             new.append(taken)
-        self.register(request, end)
-        self._set_quiet(request)
+        if not loads:
+            self.register(request, end)
+            self._set_quiet(request)
         return new
 
     def register(self, request: Cached, tokens: int) -> None:
@@ -166,6 +187,11 @@ class KVCache:
             self._lookup.register(request, number, kind, request.tables[number], first, full)
             request.registered[number] = full
             self._quiet.pop(request.index, None)
+
+    def leave_windows(self, request: Cached, tokens: int) -> None:
+        """Give back what no token after the first `tokens` reads."""
+        if request.tables:
+            self._leave_windows(request, tokens)
 
     def release(self, request: Cached) -> None:
         """Free all blocks, group by group, the last one first, so that a prefix outlives its continuation."""
@@ -193,9 +219,8 @@ class KVCache:
         if self.reuse:
             self.hit_stats.count(request.known, hit.tokens, request.preemptions > 0)
 
-    def _leave_windows(self, request: Cached) -> None:
-        """Give back what no later token reads, last block first."""
-        computed = self._settled(request)
+    def _leave_windows(self, request: Cached, computed: int) -> None:
+        """Give back what no token after the `computed` ones reads, last block first."""
         for number, kind in enumerate(self.groups):
             kept = kind.first_kept(computed, request.registered[number])
             if kept <= 0:
@@ -214,11 +239,10 @@ class KVCache:
         """Computed tokens that windows may move with."""
         return request.computed - request.in_flight if self.rules.windows_wait_for_output else request.computed
 
-    def _need(self, request: Cached, hit: Hit | None, slots: int, capped: bool) -> int:
-        """Blocks that would leave the free queue if the request grew to `slots` tokens."""
+    def _need(self, request: Cached, hit: Hit | None, start: int, slots: int, capped: bool) -> int:
+        """Blocks that would leave the free queue if the request, which goes on from `start`, grew to `slots` tokens."""
         need = 0
         references = self.pool.references
-        start = request.computed + hit.tokens if hit else request.computed
         for number, kind in enumerate(self.groups):
             blocks = -(-slots // kind.block_size)
             if capped:
@@ -237,9 +261,11 @@ class KVCache:
             need += sum(1 for block in hits if block and not references[block])
         return need
 
-    def _begin(self, request: Cached, hit: Hit | None) -> None:
-        """Tables of a request that has none: the blocks found, but those before a window."""
-        start = request.computed + hit.tokens if hit else request.computed
+    def _begin(self, request: Cached, hit: Hit | None, start: int, external: bool) -> None:
+        """Tables of a request that has none: the blocks found, but those before a window.
+
+        If some of the `start` tokens are `external`, blocks for those follow.
+        """
         request.tables = []
         request.registered = []
         for number, kind in enumerate(self.groups):
@@ -250,6 +276,11 @@ class KVCache:
             self.pool.touch([block for block in table if block])
             request.tables.append(table)
             request.registered.append(len(table))
+            if external and self.rules.external_by_group:
+                table += self.pool.take(-(-start // kind.block_size) - len(table))
+        if external and not self.rules.external_by_group:
+            for kind, table in zip(self.groups, request.tables, strict=True):
+                table += self.pool.take(-(-start // kind.block_size) - len(table))
 
     def _set_quiet(self, request: Cached) -> None:
         """Note up to where the next call does nothing: `slots` within, `end` and `computed` below."""

@@ -8,7 +8,7 @@ from sim.memory.cache import KVCache
 from sim.memory.prefix import PrefixBlocks
 from sim.memory.shape import CacheShape
 from sim.scheduler.base import Scheduler
-from sim.scheduler.hooks import Drafting, Progress, VisibleState
+from sim.scheduler.hooks import Connector, Drafting, Progress
 from sim.scheduler.options import at_least, one_of, read_options
 from sim.scheduler.vllm.continuous import ContinuousBatching as ContinuousBatching, DecodingRequest as DecodingRequest
 from sim.scheduler.vllm.request import RowRequest as RowRequest, VllmBatch as VllmBatch, VllmRow as VllmRow
@@ -89,7 +89,7 @@ def make_rows(
     *,
     progress: Progress | None = None,
     drafting: Drafting | None = None,
-    visible: VisibleState | None = None,
+    connector: Connector[RowRequest] | None = None,
 ) -> RowBatching:
     """Row by row, whatever the settings; blocks always have an identity."""
     ahead = settings.batches_in_flight if settings.async_scheduling else 1
@@ -106,7 +106,7 @@ def make_rows(
         blocks,
         progress=progress,
         drafting=drafting,
-        visible=visible,
+        connector=connector,
         watermark_blocks=watermark_blocks(settings, cache),
     )
 

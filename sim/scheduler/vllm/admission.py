@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.memory.cache import Hit
+from sim.scheduler.hooks import NOTHING
 from sim.scheduler.vllm.request import RowRequest, VllmBatch, VllmRow
 from sim.scheduler.vllm.running import long_prefill_threshold
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None:
     """Take the head of the queue while seats, budget and blocks last; nobody passes a blocked head.
 
-    Passed over, and put back afterwards, are only those that the version skips.
+    Passed over, and put back afterwards, are those that the version skips and those whose KV is on its way.
     """
     waiting, running, cache, rules = scheduler.waiting, scheduler.running, scheduler.cache, scheduler.rules
     threshold = long_prefill_threshold(scheduler)
@@ -28,9 +28,26 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
         if request.stale:
             passed_over.append(waiting.pop())
             continue
-        hit = visible_prefix(scheduler, request)
-        external = scheduler.visible.external_tokens(request, hit.tokens) if hit else 0
-        computed = request.computed + hit.tokens + external if hit else request.computed
+        if request.loads:
+            if not request.reported:
+                passed_over.append(waiting.pop())
+                continue
+            scheduler.transfers.take_up(request)
+        hit = cache.lookup(request) if request.computed == 0 else None
+        external = scheduler.connector.look_up(request, hit.tokens) if hit else NOTHING
+        if external is None:
+            passed_over.append(waiting.pop())
+            continue
+        spare = scheduler.watermark_blocks if running else 0
+        if scheduler.reserve_full_input and hit and not cache.fits_full_input(request, hit, spare, external.tokens):
+            break
+        if hit and external.loads:
+            if not scheduler.transfers.start(request, hit, external, spare):
+                break
+            passed_over.append(waiting.pop())
+            scheduler.connector.allocated(request, external)
+            continue
+        computed = request.computed + hit.tokens + external.tokens if hit else request.computed
         tokens = request.known - computed
         padded = tokens == 1 and _pads(scheduler, batch.rows[:served], computed, threshold)
         if padded:
@@ -47,12 +64,10 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
                 continue
             tokens = budget
         lookahead = scheduler.lookahead if rules.lookahead_at_admission or hit is None else 0
-        spare = scheduler.watermark_blocks if running else 0
-        if scheduler.reserve_full_input and hit and not cache.fits_full_input(request, hit, spare):
-            break
-        if cache.allocate(request, external + tokens, hit, lookahead, spare) is None:
+        if cache.allocate(request, tokens, hit, lookahead, spare, external.tokens) is None:
             break
         waiting.pop()
+        scheduler.transfers.loading.pop(request.index, None)
         running.append(request)
         admitted.append(request)
         request.running = True
@@ -60,6 +75,8 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
         request.computed = computed
         if request.preemptions == 0:
             request.cached = computed
+        if external.tokens:
+            scheduler.connector.allocated(request, external)
         row = VllmRow(request, tokens, computed, "r" if request.preemptions else "n", [*map(list, request.tables)])
         if padded:
             row.padded = True
@@ -69,15 +86,6 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
     batch.admitted = admitted
     if passed_over:
         waiting.restore(passed_over, rules.aside_reversed)
-
-
-def visible_prefix(scheduler: RowBatching, request: RowRequest) -> Hit | None:
-    """What a waiting request need not compute; None for one that goes on from what it has computed.
-
-    This is its hit in the replica's own cache. What can be had from elsewhere in the same call (`VisibleState`) costs
-    blocks, but no budget; one table of full attention is assumed for it.
-    """
-    return scheduler.cache.lookup(request) if request.computed == 0 else None
 
 
 def _pads(scheduler: RowBatching, served: list[VllmRow], computed: int, threshold: int) -> bool:

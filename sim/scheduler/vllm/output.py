@@ -50,10 +50,11 @@ def process_output(scheduler: RowBatching, batch: VllmBatch) -> list[RowRequest]
             request.ended = True
             ended.append(request)
             if request.running:
-                scheduler.cache.release(request)
+                scheduler.transfers.part(request, True)
                 left_running = True
             else:
                 scheduler.waiting.remove(request)
+                scheduler.transfers.abandon(request)
     if left_running:
         scheduler.running[:] = [request for request in scheduler.running if not request.ended]
     if scheduler.drafts and not scheduler.asynchronous:

@@ -15,7 +15,8 @@ class RowRequest(Request):
     token uncomputed. Until call number `next_call` it may not decode. `last_start` tokens were computed before its last
     row (kept for ghosts only).
 
-    **Place:** `arrival` orders requests; it is `running`, or waits, or has `ended`.
+    **Place:** `arrival` orders requests; it is `running`, or waits, or has `ended`. While it waits, it `loads` if its
+    KV comes from elsewhere, and that is `reported` once it has.
 
     **Blocks** (the cache's): `tables`, `registered`, `block_keys`, `junction`.
     """
@@ -34,6 +35,8 @@ class RowRequest(Request):
         "arrival",
         "running",
         "ended",
+        "loads",
+        "reported",
         "tables",
         "registered",
         "block_keys",
@@ -54,6 +57,8 @@ class RowRequest(Request):
         self.arrival = -1
         self.running = False
         self.ended = False
+        self.loads = False
+        self.reported = False
         self.tables: list[list[int]] = []
         self.registered: list[int] = []
         self.block_keys: list[int] = []

@@ -13,12 +13,13 @@ from sim.deployment.engine import EngineSettings
 from sim.memory.cache import KVCache
 from sim.memory.hits import HitStats
 from sim.scheduler.base import Batch
-from sim.scheduler.hooks import Drafting, KnownLengths, NothingExternal, Progress, VisibleState
+from sim.scheduler.hooks import Alone, Connector, Drafting, KnownLengths, Progress
 from sim.scheduler.vllm.admission import admit_waiting
 from sim.scheduler.vllm.output import process_output
 from sim.scheduler.vllm.request import RowRequest, VllmBatch
 from sim.scheduler.vllm.running import serve_running
-from sim.scheduler.vllm.waiting import ArrivalOrder, PriorityOrder, WaitingQueue
+from sim.scheduler.vllm.transfers import Transfers
+from sim.scheduler.vllm.waiting import ArrivalOrder, PriorityOrder, SetAside, WaitingQueue
 
 
 class RowBatching:
@@ -29,7 +30,7 @@ class RowBatching:
     - `settings`: limits, policy and version; `cache`: the blocks.
     - `progress`: how many drafts a row has and gets accepted, and ends that the scheduler does not foresee.
     - `drafting`: speculative decoding; None: none.
-    - `visible`: tokens that need not be computed because they lie elsewhere; None: nothing does.
+    - `connector`: who brings KV that was computed elsewhere, and reads what is computed here; None: nobody.
     - `watermark_blocks`: kept free at admission while a request runs.
     """
 
@@ -42,11 +43,12 @@ class RowBatching:
         *,
         progress: Progress | None = None,
         drafting: Drafting | None = None,
-        visible: VisibleState | None = None,
+        connector: Connector[RowRequest] | None = None,
         watermark_blocks: int = 0,
     ):
         self.cache = cache
         self.rules = settings.profile.scheduling
+        self.connector_rules = settings.profile.connector
         self.max_num_seqs = settings.max_num_seqs
         self.budget = settings.max_num_batched_tokens
         self.max_model_len = settings.max_model_len
@@ -61,9 +63,13 @@ class RowBatching:
         self.lookahead = drafting.tokens if drafting and drafting.lookahead else 0
         self.watermark_blocks = watermark_blocks
         self.progress = progress if progress is not None else KnownLengths()
-        self.visible = visible if visible is not None else NothingExternal()
+        self.connected = connector is not None
+        self.connector: Connector[RowRequest] = connector if connector is not None else Alone()
+        self.transfers = Transfers(self)
         self.foreseen = type(self.progress) is KnownLengths
-        self.waiting: WaitingQueue = PriorityOrder() if self.by_priority else ArrivalOrder()
+        order = PriorityOrder if self.by_priority else ArrivalOrder
+        aside = self.connector_rules.aside if self.connected else "none"
+        self.waiting: WaitingQueue = order() if aside == "none" else SetAside(order, loads_only=aside == "loads")
         self.running: list[RowRequest] = []
         self.calls = 0
         self._arrivals = 0
@@ -72,6 +78,11 @@ class RowBatching:
     def unfinished(self) -> int:
         """Requests waiting or running."""
         return len(self.waiting) + len(self.running)
+
+    @property
+    def watches(self) -> bool:
+        """Whether the loop goes on although nothing is unfinished, to hear that held blocks have been read."""
+        return self.connector_rules.polls_held and bool(self.transfers.held)
 
     @property
     def free_blocks(self) -> int:
@@ -106,9 +117,10 @@ class RowBatching:
         if request.running:
             request.running = False
             self.running.remove(request)
-            self.cache.release(request)
+            self.transfers.part(request, False)
         else:
             self.waiting.remove(request)
+            self.transfers.abandon(request)
 
     def schedule(self) -> VllmBatch:
         """Decide the next batch: running requests first, then the head of the queue."""

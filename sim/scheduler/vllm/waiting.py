@@ -1,4 +1,4 @@
-"""The two waiting queues: first come first served, and by priority."""
+"""The waiting queues: first come first served, by priority, and either with a queue of its own for those set aside."""
 
 from bisect import insort
 from collections import deque
@@ -80,6 +80,53 @@ class PriorityOrder:
         """Each to its place."""
         for request in passed_over:
             self.add(request)
+
+
+class SetAside:
+    """Two queues: what a call passed over waits in one of its own, which goes first.
+
+    `loads_only`: only loads do (vLLM 0.33); otherwise, by priority, the more urgent of both heads goes first (0.19).
+    """
+
+    def __init__(self, make: type[ArrivalOrder] | type[PriorityOrder], loads_only: bool):
+        self._aside: WaitingQueue = make()
+        self._others: WaitingQueue = make()
+        self._loads_only = loads_only
+        self._by_urgency = make is PriorityOrder and not loads_only
+        self.add = self._others.add
+        self.put_back = self._others.put_back
+
+    def __len__(self) -> int:
+        return len(self._aside) + len(self._others)
+
+    def head(self) -> RowRequest:
+        """The first one of the queue that goes first."""
+        return self._first().head()
+
+    def pop(self) -> RowRequest:
+        """The same; it leaves."""
+        return self._first().pop()
+
+    def remove(self, request: RowRequest) -> None:
+        """From the queue it is in."""
+        try:
+            self._aside.remove(request)
+        except ValueError:
+            self._others.remove(request)
+
+    def restore(self, passed_over: Sequence[RowRequest], reverse: bool) -> None:
+        """Aside, or only the loads of them."""
+        aside = [request for request in passed_over if request.loads or not self._loads_only]
+        others = [request for request in passed_over if not request.loads and self._loads_only]
+        self._aside.restore(aside, reverse)
+        self._others.restore(others, reverse)
+
+    def _first(self) -> WaitingQueue:
+        if not self._aside:
+            return self._others
+        if self._by_urgency and self._others and urgency(self._others.head()) < urgency(self._aside.head()):
+            return self._others
+        return self._aside
 
 
 def urgency(request: RowRequest) -> tuple[int, int]:
