@@ -89,15 +89,15 @@ class ScriptedConnector:
             return NOTHING
         return External(request.prompt - local_tokens, loads=True)
 
-    def allocated(self, request: RowRequest, external: External) -> None:
+    def allocated(self, request: RowRequest, external: External, blocks: int) -> None:
         """Note which blocks are to be filled; a load is due some steps later."""
         assert self.cache is not None
         hashes = self.cache.pool.hash_of
-        blocks = [[block for block in table if block and hashes[block] is None] for table in request.tables]
-        self.told.append((request, external.tokens, blocks))
+        unfilled = [[block for block in table if block and hashes[block] is None] for table in request.tables]
+        self.told.append((request, external.tokens, unfilled))
         if not external.loads:
             return
-        self._pulled[request.index] = blocks[0]
+        self._pulled[request.index] = unfilled[0]
         part = self._part(request)
         if part.get("recv") is not None:
             self._due_in.append((self.now + part["recv"], self._count(), request))

@@ -1,6 +1,51 @@
 """The schema of the Hydra group `deployment`, apart from the plan so that reading a configuration needs no jax."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class PoolConf:
+    """Equal replicas with one job: a pool of a deployment that has several.
+
+    - `role`: `both` (prefill and decode), `prefill` or `decode`.
+    - `replicas`, `tensor_parallel`, `pipeline_parallel`, `data_parallel`, `expert_parallel`, `all_to_all`: as in
+      `DeploymentConf`.
+    - `hardware`, `engine`: names or files of the pool's own device and engine; empty: those of the run.
+    - `settings`: engine settings that differ, by key (`max_num_seqs: 64`).
+    """
+
+    role: str = "both"
+    replicas: int = 1
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: bool = False
+    all_to_all: str = "auto"
+    hardware: str = ""
+    engine: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TransferConf:
+    """How KV gets from a prefill to a decode instance; None: what was measured (`sim/hardware/kv_transfer.yaml`).
+
+    - `hand_over_s`: from the end of a prefill to the request's arrival at the decode side's server (proxy, responses).
+    - `setup_s`, `block_s`: before the first byte moves, per request and per block (descriptors, alignment).
+    - `latency_s`, `efficiency`: of the transfer itself, and the share of the links' rate that it reaches.
+    - `placement`: `packed`, pools of one device fill nodes one after the other, so that replicas may share a node;
+      `separate`, every pool begins on a node of its own.
+    - `oversubscription`: how much more all NICs of a node can send than its uplink carries (1: a full fat tree).
+    """
+
+    hand_over_s: float | None = None
+    setup_s: float | None = None
+    block_s: float | None = None
+    latency_s: float | None = None
+    efficiency: float | None = None
+    placement: str = "packed"
+    oversubscription: float = 1.0
 
 
 @dataclass
@@ -11,6 +56,10 @@ class DeploymentConf:
     has attention, KV cache and queue of its own, `tensor_parallel` devices wide; they share a model's experts.
     `expert_parallel`: whole experts on each device, instead of a slice of every expert. `all_to_all`: how tokens get
     to the experts of other ranks, `auto` being what the engine's version does (`sim.deployment.exchange`).
+
+    `pools`: several kinds of replicas instead of one, by name; the sizes above then say nothing. `router` picks among
+    the replicas that take requests from clients; `decode_router` among those that decode what others have prefilled,
+    when the prefill ends, or when the request arrives if `pairing` is `at_arrival`. `transfer`: the way of the KV.
     """
 
     name: str = "single"
@@ -21,3 +70,7 @@ class DeploymentConf:
     expert_parallel: bool = False
     all_to_all: str = "auto"
     router: str = "round_robin"
+    pools: dict[str, PoolConf] = field(default_factory=dict)
+    decode_router: str = "least_outstanding"
+    pairing: str = "after_prefill"
+    transfer: TransferConf = field(default_factory=TransferConf)

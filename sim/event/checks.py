@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.report.result import ABORTED, FINISHED, RequestTable, StageTable, StepTable
+from sim.report.result import ABORTED, FINISHED, RequestTable, StageTable, StepTable, TransferTable
 from sim.scheduler.base import Scheduler
 
 
@@ -17,22 +17,27 @@ def check_conservation(
     steps: StepTable,
     schedulers: Sequence[Scheduler],
     *,
-    dropped_rows: int = 0,
+    unseen_tokens: int = 0,
     accepted_tokens: int = 0,
     ends: int | None = None,
-    stages: StageTable | None = None,
+    stages: Sequence[tuple[int, int, StageTable | None]] = (),
+    transfers: TransferTable | None = None,
 ) -> dict[str, bool]:
     """Check one finished run; returns what was checked, raises `ConservationError` on the first failure.
 
     - every request ended exactly once (finished or rejected; `ends` were counted), in the order arrival <= queued <=
       scheduled < first token <= finish;
-    - tokens out: the emitting rows of all steps, less `dropped_rows` of requests that were gone, and `accepted_tokens`
-      beyond one per row, give the requested output tokens, plus nothing;
+    - tokens out: the emitting rows of all steps, less `unseen_tokens` (rows of requests that were gone, the token of a
+      prefill that is handed over), and `accepted_tokens` beyond one per row, give the requested output tokens, plus
+      nothing;
     - every block is free again;
-    - batches of a replica follow each other, in `stages` on each of them, and each goes from stage to stage.
+    - batches of a replica follow each other, and in a pipeline on each stage, and each goes from stage to stage
+      (`stages`: of the steps from one row up to another, those of a pool);
+    - of `transfers`: what was handed over was asked for, begun and received once, in this order, before its first
+      token.
     """
     done = requests.status == FINISHED
-    emitted = int(steps.emitting.sum()) - dropped_rows + accepted_tokens
+    emitted = int(steps.emitting.sum()) - unseen_tokens + accepted_tokens
     wanted = int(requests.output_tokens[done].sum())
     same = steps.replica[1:] == steps.replica[:-1]
     r = requests
@@ -48,15 +53,29 @@ def check_conservation(
         "tokens out = tokens asked for": emitted == wanted,
         "every block is free again": all(s.free_blocks == s.usable_blocks for s in schedulers),
         "nobody is left in a queue": all(s.unfinished == 0 for s in schedulers),
-        "clocks never run backwards": _in_order(steps.start_ns, steps.end_ns, same)
-        if stages is None
-        else _in_order(stages.start_ns, stages.end_ns, same[:, None])
-        and bool((stages.end_ns[:, :-1] <= stages.start_ns[:, 1:]).all()),
+        "clocks never run backwards": all(
+            _in_order(steps.start_ns[a:b], steps.end_ns[a:b], same[a : max(a, b - 1)])
+            if found is None
+            else _in_order(found.start_ns, found.end_ns, same[a : max(a, b - 1), None])
+            and bool((found.end_ns[:, :-1] <= found.start_ns[:, 1:]).all())
+            for a, b, found in stages or [(0, len(steps), None)]
+        ),
     }
+    if transfers is not None:
+        checks["what is handed over arrives once"] = _arrives(requests, transfers)
     for name, holds in checks.items():
         if not holds:
             raise ConservationError(f"conservation broken: {name} (emitted {emitted} of {wanted} tokens)")
     return checks
+
+
+def _arrives(requests: RequestTable, t: TransferTable) -> bool:
+    """Whether every finished request that was prefilled elsewhere went all the way, in order."""
+    way = (t.prefilled_ns, t.queued_ns, t.allocated_ns, t.begun_ns, t.received_ns, requests.first_token_ns)
+    moved = (requests.status == FINISHED) & (t.source >= 0)
+    return all(bool((one[moved] <= other[moved]).all()) for one, other in zip(way, way[1:], strict=False)) and bool(
+        (t.prefilled_ns[moved] > 0).all()
+    )
 
 
 def _in_order(start_ns: np.ndarray, end_ns: np.ndarray, same: np.ndarray) -> bool:

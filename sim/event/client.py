@@ -5,13 +5,10 @@ from heapq import heapreplace
 
 import numpy as np
 
+from sim.event.agenda import NEVER as NEVER
 from sim.report.result import ABORTED, FINISHED, REJECTED, RequestTable
 from sim.scheduler.base import Batch, Request
 from sim.workload.trace import Workload
-
-
-NEVER = 1 << 63
-"""Later than any time on the clock, which is below 2**63 ns."""
 
 
 class Client:

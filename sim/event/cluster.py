@@ -1,18 +1,16 @@
-"""The exact engine: one heap of events over all replicas, in integer nanoseconds.
+"""The exact engine: the events of a whole fleet in order, in integer nanoseconds.
 
-An event is `(time, replica, counter)`: a replica's loop acts. Arrivals are merged in by the client's own order. At
-equal times outputs come before arrivals, and arrivals before the next batch: what ends at t frees a
-place at t, and what arrives at t is in the batch decided at t.
+Arrivals are merged in by the client's own order. At equal times outputs come before arrivals, and arrivals before the
+next batch: what ends at t frees a place at t, and what arrives at t is in the batch decided at t.
 """
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from dataclasses import dataclass
 
-import numpy as np
-
-from sim.event.client import NEVER, Client
+from sim.event.agenda import NEVER, Agenda
+from sim.event.client import Client
 from sim.event.replica import Replica
-from sim.event.router import Router
+from sim.scheduler.base import Request
 from sim.units import NS_PER_S
 
 
@@ -42,64 +40,82 @@ def check_progress(replica: Replica, now_ns: int) -> None:
         )
 
 
+@dataclass
+class Entry:
+    """Where requests of the client go: one pool, or several.
+
+    - `serves[k](prompt, outputs)`: the tokens that pool k will emit, or None if it can never serve such a request.
+    - `choose(i, pools)`: the rank for request i among these pools, which can; `pool_of`: the pool of each rank.
+    - `make(rank, i, outputs)`: the request for it.
+    """
+
+    serves: Sequence[Callable[[int, int], int | None]]
+    choose: Callable[[int, tuple[int, ...]], int]
+    pool_of: Sequence[int]
+    make: Callable[[int, int, int], Request]
+
+
 def run_cluster(
+    agenda: Agenda,
     client: Client,
     replicas: Sequence[Replica],
-    router: Router,
-    admit: Callable[[int, int], int | None],
-    content: Sequence[np.ndarray] | None = None,
+    entry: Entry,
     on_progress: Callable[[int], None] | None = None,
-) -> int:
-    """Run the client's workload to the end; returns the number of events.
+) -> None:
+    """Run the client's workload to the end.
 
-    `admit(prompt, outputs)` gives the tokens the engine will emit, or None if it can never serve the request;
-    `content` are the requests' token ids; `on_progress(sent)` is called now and then with the number sent.
+    `on_progress(sent)` is called now and then with the number of requests sent.
     """
     prompts = client.workload.prompt_tokens.tolist()
     outputs = client.workload.output_tokens.tolist()
-    levels = client.workload.priority
-    priorities = [0] * len(prompts) if levels is None else levels.tolist()
-    heap: list[tuple[int, int, int]] = []
-    events = 0
 
     def take_arrivals(now_ns: int) -> None:
         while (at := client.next_ns) <= now_ns:
             i = client.sent
-            allowed = admit(prompts[i], outputs[i])
-            if allowed is None:
+            allowed = [serves(prompts[i], outputs[i]) for serves in entry.serves]
+            able = tuple(k for k, tokens in enumerate(allowed) if tokens is not None)
+            if not able:
                 client.send(-1, outputs[i])
                 client.rejected(at)
                 continue
-            target = router(i, replicas) if len(replicas) > 1 else 0
-            client.send(target, allowed)
+            target = entry.choose(i, able)
+            tokens = allowed[entry.pool_of[target]]
+            assert tokens is not None
+            client.send(target, tokens)
             replica = replicas[target]
-            make = replica.scheduler.request_type
-            replica.send(make(i, prompts[i], allowed, None if content is None else content[i], priorities[i]))
+            replica.send(entry.make(target, i, tokens))
             if replica.blocked:
                 replica.blocked = False
-                heappush(heap, (now_ns, target, events))
+                agenda.wake(target, now_ns)
+
+    def horizon() -> int:
+        return min(agenda.next_ns, client.next_ns)
 
     while True:
         at = client.next_ns
-        if heap and heap[0][0] <= at:
-            now_ns, index, _ = heappop(heap)
-        elif at != NEVER:
-            now_ns, index = at, -1
+        if agenda.next_ns <= at:
+            if at == NEVER and agenda.next_ns == NEVER:
+                return
+            index, action = agenda.pop()
+            now_ns = agenda.now_ns
+            if action is not None:
+                action(now_ns)
+            else:
+                replica = replicas[index]
+                replica.complete(now_ns)
+                if client.next_ns <= now_ns:
+                    take_arrivals(now_ns)
+                following = replica.call(now_ns, horizon)
+                if following is not None:
+                    if (
+                        replica.empty_turns > MAX_EMPTY_TURNS
+                        or replica.fruitless_preemptions > MAX_FRUITLESS_PREEMPTIONS
+                    ):
+                        check_progress(replica, now_ns)
+                    agenda.wake(index, following)
         else:
-            return events
-        events += 1
-        if index >= 0:
-            replica = replicas[index]
-            replica.complete(now_ns)
-            if client.next_ns <= now_ns:
-                take_arrivals(now_ns)
-            horizon_ns = min(heap[0][0], client.next_ns) if heap else client.next_ns
-            following = replica.call(now_ns, horizon_ns)
-            if following is not None:
-                if replica.empty_turns > MAX_EMPTY_TURNS or replica.fruitless_preemptions > MAX_FRUITLESS_PREEMPTIONS:
-                    check_progress(replica, now_ns)
-                heappush(heap, (following, index, events))
-        else:
-            take_arrivals(now_ns)
-        if on_progress is not None and events & 4095 == 0:
+            agenda.now_ns = at
+            agenda.events += 1
+            take_arrivals(at)
+        if on_progress is not None and agenda.events & 4095 == 0:
             on_progress(client.sent)

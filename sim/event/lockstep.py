@@ -24,10 +24,9 @@ from sim.deployment.engine import EngineSettings
 from sim.deployment.graphs import EAGER
 from sim.event.balance import Queues, RankGroup
 from sim.event.batch_queue import BatchQueue
-from sim.event.client import Client
 from sim.event.log import StepLog
 from sim.event.padding import Padding
-from sim.event.replica import Replica
+from sim.event.replica import Port, Replica, Watcher
 from sim.scheduler.base import Batch
 
 
@@ -112,15 +111,16 @@ class LockstepRank(Replica):
         self,
         index: int,
         queue: BatchQueue,
-        client: Client,
+        client: Watcher,
         log: StepLog,
         *,
         group: "LockstepGroup",
         queues: Queues | None = None,
         host_ns: int = 0,
+        port: Port | None = None,
     ):
         self._group = group
-        super().__init__(index, queue, group.refuse, client, log, host_ns=host_ns)
+        super().__init__(index, queue, group.refuse, client, log, host_ns=host_ns, port=port)
         self.state = State.TURN
         self.pending: Batch | None = None
         self._ready_after_output = False
@@ -143,9 +143,9 @@ class LockstepRank(Replica):
         """Process the outputs that ranks of the group have waited for until now."""
         self._group.complete(now_ns)
 
-    def call(self, now_ns: int, horizon_ns: int) -> int | None:
+    def call(self, now_ns: int, horizon: Callable[[], int]) -> int | None:
         """Turns of the group's loops from `now_ns` on; see `LockstepGroup.call`."""
-        del horizon_ns
+        del horizon
         return self._group.call(now_ns)
 
     @property

@@ -1,4 +1,4 @@
-"""The data-parallel ranks of every replica, and the way of a request to one of them: first a replica, then a rank."""
+"""The data-parallel ranks of a pool's replicas, and the door of each replica: which of its ranks gets a request."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,63 +6,66 @@ from sim.cost.lockstep import LockstepPrices
 from sim.deployment.engine import EngineSettings
 from sim.event.balance import Queues, RankGroup, balancer
 from sim.event.batch_queue import BatchQueue
-from sim.event.client import Client
 from sim.event.cluster import check_progress
 from sim.event.lockstep import LockstepGroup, LockstepPricer, LockstepRank
 from sim.event.log import StepLog
-from sim.event.replica import Replica
-from sim.event.router import Router, Target
+from sim.event.replica import Port, Replica, Watcher
+from sim.event.router import Door
 from sim.scheduler.base import Scheduler
 from sim.units import to_ns
 
 
 def lockstep_ranks(
+    first: int,
     schedulers: Sequence[Scheduler],
     settings: EngineSettings,
     prices: LockstepPrices,
-    client: Client,
+    watchers: Sequence[Watcher],
+    ports: Sequence[Port | None],
     log: StepLog,
     data_parallel: int,
-    router: Router,
-) -> tuple[list[Replica], Router]:
-    """A rank around each scheduler, `data_parallel` of them to a group, and the router over all ranks."""
+    now: Callable[[], int],
+) -> tuple[list[Replica], list[Door]]:
+    """A rank around each scheduler, numbered from `first`, `data_parallel` of them to a group with one door."""
     profile, depth = settings.profile, settings.batches_in_flight
     host_ns = to_ns(profile.host_step_s) if depth > 1 else 0
     interval_ns = to_ns(profile.parallel.stats_interval_s)
     price = LockstepPricer(prices, settings)
     ranks: list[Replica] = []
-    groups: list[RankGroup] = []
-    picks: list[Callable[[], int]] = []
+    doors: list[Door] = []
     for start in range(0, len(schedulers), data_parallel):
         group = LockstepGroup(price, check_progress)
         queues = Queues(data_parallel, interval_ns) if profile.parallel.balance == "queues" else None
         join = getattr(schedulers[start], "join", None)
         if join is not None:
             join(schedulers[start : start + data_parallel])
-        for index in range(start, start + data_parallel):
-            queue = BatchQueue(schedulers[index], depth, not profile.nonempty_batch_returns)
-            ranks.append(LockstepRank(index, queue, client, log, group=group, queues=queues, host_ns=host_ns))
-        groups.append(group)
-        picks.append(balancer(profile.parallel.balance, group.ranks, queues, lambda: client.next_ns))
-    return ranks, _two_steps(router, groups, picks, data_parallel)
+        for place in range(start, start + data_parallel):
+            queue = BatchQueue(schedulers[place], depth, not profile.nonempty_batch_returns)
+            rank = LockstepRank(
+                first + place,
+                queue,
+                watchers[place],
+                log,
+                group=group,
+                queues=queues,
+                host_ns=host_ns,
+                port=ports[place],
+            )
+            ranks.append(rank)
+        doors.append(_door(first + start, group, balancer(profile.parallel.balance, group.ranks, queues, now)))
+    return ranks, doors
 
 
-def free_ranks(engines: Sequence[Replica], settings: EngineSettings, data_parallel: int, router: Router) -> Router:
-    """The router over ranks that run for themselves, `data_parallel` of them to a replica."""
+def free_ranks(first: int, engines: Sequence[Replica], settings: EngineSettings, data_parallel: int) -> list[Door]:
+    """The doors of replicas of `data_parallel` ranks each that run for themselves."""
     rule = settings.profile.parallel.balance
-    groups = [RankGroup(engines[i : i + data_parallel]) for i in range(0, len(engines), data_parallel)]
-    picks = [balancer(rule, group.ranks, None, lambda: 0) for group in groups]
-    return _two_steps(router, groups, picks, data_parallel)
+    doors = []
+    for start in range(0, len(engines), data_parallel):
+        group = RankGroup(engines[start : start + data_parallel])
+        pick = balancer(rule, group.ranks, None, lambda: 0) if data_parallel > 1 else lambda: 0
+        doors.append(_door(first + start, group, pick))
+    return doors
 
 
-def _two_steps(
-    router: Router, groups: Sequence[RankGroup], picks: Sequence[Callable[[], int]], data_parallel: int
-) -> Router:
-    """`router` picks a replica, the replica's front end a rank."""
-
-    def pick(index: int, ranks: Sequence[Target]) -> int:
-        del ranks
-        group = router(index, groups) if len(groups) > 1 else 0
-        return group * data_parallel + picks[group]()
-
-    return pick
+def _door(first: int, group: RankGroup, pick: Callable[[], int]) -> Door:
+    return Door(group, lambda: first + pick())

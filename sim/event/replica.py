@@ -11,10 +11,10 @@ its place in the queue until it is the oldest.
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from sim.event.batch_queue import BatchQueue
-from sim.event.client import Client
 from sim.event.log import StepLog
 from sim.memory.hits import HitStats
 from sim.scheduler.base import Batch, Request
@@ -24,12 +24,48 @@ from sim.workload.trace import MOST_TOKENS
 MOST_REPEATS = MOST_TOKENS + 1
 
 
+class Watcher(Protocol):
+    """Who is told what becomes of requests: the client, or whoever stands between it and this replica."""
+
+    def queued(self, request: Request, now_ns: int) -> None:
+        """The engine loop took the request up."""
+
+    def scheduled(self, batch: Batch, now_ns: int) -> None:
+        """A batch was decided."""
+
+    def interrupted(self, requests: Iterable[Request], last_token_ns: int) -> None:
+        """Decoding requests were preempted; their last token before came then."""
+
+    def continued(self, gaps: Iterable[tuple[int, int]]) -> None:
+        """Tokens arrived that follow others: (time since the one before, how many such tokens) each."""
+
+    def delivered(self, batch: Batch, ended: Sequence[Request], now_ns: int) -> None:
+        """A batch's tokens arrived; `ended` got their last one."""
+
+
+class Port(Protocol):
+    """The way of a replica's KV to and from other instances."""
+
+    @property
+    def reports(self) -> bool:
+        """Whether there is something for the scheduler to hear."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether transfers are under way."""
+
+    def report(self) -> None:
+        """Tell the scheduler."""
+
+
 class Replica:
     """Drives one scheduler through time.
 
     **Arguments:** `queue`: the scheduler and its batches in flight; `price` gives (ns, padded tokens, graph mode) of a
     batch; `host_ns` is the loop's own time per batch, hidden while the device is busy with the batch
-    before; `idle_sleep_ns` is slept after a call whose batch was empty, if there is more to do.
+    before; `idle_sleep_ns` is slept after a call whose batch was empty, if there is more to do. `port`: where its KV
+    comes from or goes to; what has become of transfers is heard at the end of a step, or at once by a loop that has
+    nothing else to wait for.
 
     Kept for whoever watches: requests `outstanding`; whether the loop is `blocked`, waiting for input; `empty_turns` in
     a row and `fruitless_preemptions`, without a token in between; `dropped_rows`, which emitted for a request that was
@@ -43,13 +79,15 @@ class Replica:
         index: int,
         queue: BatchQueue,
         price: Callable[[Batch], tuple[int, int, int]],
-        client: Client,
+        client: Watcher,
         log: StepLog,
         *,
         host_ns: int = 0,
         idle_sleep_ns: int = 0,
+        port: Port | None = None,
     ):
         self.index = index
+        self.port = port
         self.queue = queue
         self.scheduler = queue.scheduler
         self.outstanding = 0
@@ -89,6 +127,8 @@ class Replica:
         self._ends.popleft()
         free_blocks = self.scheduler.free_blocks
         batch, ended = self.queue.complete()
+        if self.port is not None and self.port.reports:
+            self.hear(self.port)
         self.outstanding -= len(ended)
         if batch.tokens:
             self.delivered_ns.append(now_ns)
@@ -105,6 +145,11 @@ class Replica:
             self._client.delivered(batch, ended, now_ns)
         if ended:
             self._log.ended(self.index, now_ns, len(ended), self.scheduler.free_blocks - free_blocks)
+
+    def hear(self, port: Port) -> None:
+        """What has become of transfers; the next call may find something to do."""
+        port.report()
+        self.empty_turns = 0
 
     def _continue(self, number: int, follows: dict[int, int] | None, now_ns: int) -> None:
         """Inter-token latencies of a numbered batch, which says which batches its tokens follow."""
@@ -123,11 +168,11 @@ class Replica:
             if accepted:
                 self._client.continued([(0, accepted)])
 
-    def call(self, now_ns: int, horizon_ns: int) -> int | None:
+    def call(self, now_ns: int, horizon: Callable[[], int]) -> int | None:
         """Turns of the loop from `now_ns` on; returns when it acts next, or None if it blocks for input.
 
-        Turns that only repeat the last batch follow at once, as long as they begin before `horizon_ns`, the next
-        event of anybody else.
+        Turns that only repeat the last batch follow at once, as long as they begin before `horizon()`, the next
+        event of anybody else. A loop with nothing to do but to hear of transfers blocks until there is something.
         """
         queue, ends, told = self.queue, self._ends, self._told
         while True:
@@ -140,6 +185,9 @@ class Replica:
                     self.scheduler.add(request)
                     self._client.queued(request, now_ns)
                 self._inbox.clear()
+            elif self.empty_turns and self.port is not None and self.port.busy and not queue.in_flight:
+                self.blocked = True
+                return None
             batch = queue.issue()
             busy = batch is not None and batch.tokens > 0
             if batch is not None:
@@ -159,6 +207,7 @@ class Replica:
         next_ns = max(now_ns, ends[0], self._host_free_ns)
         if batch is not None and batch.plain and len(ends) < 3 and queue.in_flight[0].plain:
             numbered, delivered = batch.number >= 0, self.delivered_ns.append
+            horizon_ns = horizon()
             for _ in range(MOST_REPEATS):
                 if next_ns >= horizon_ns or not queue.repeat(batch):
                     break

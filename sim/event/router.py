@@ -1,6 +1,10 @@
-"""Which replica gets a request. A router is a function `(request index, replicas) -> position`."""
+"""Which replica gets a request. A router is a function `(request index, replicas) -> position`.
+
+A replica is seen through its `Door`: how busy it is, and which of its ranks takes the next request.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +19,22 @@ class Target(Protocol):
 
 
 Router = Callable[[int, Sequence[Target]], int]
+
+
+@dataclass(frozen=True)
+class Door:
+    """One replica as a router sees it; `pick` gives the number of the rank that takes the next request."""
+
+    target: Target
+    pick: Callable[[], int]
+
+
+def chooser(router: Router, doors: Sequence[Door]) -> Callable[[int], int]:
+    """The rank for request i: first a replica, where there are several, then one of its ranks."""
+    if len(doors) == 1:
+        return lambda index: doors[0].pick()
+    targets = [door.target for door in doors]
+    return lambda index: doors[router(index, targets)].pick()
 
 
 def round_robin(seed: int) -> Router:

@@ -1,8 +1,9 @@
-"""The exact engine on one plan: build the replicas, run the workload, hand over the tables."""
+"""The exact engine on a fleet: build the replicas of all pools, run the workload, hand over the tables."""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -10,31 +11,45 @@ from sim.cost.lockstep import LockstepPrices
 from sim.cost.stages import StagePrices
 from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
-from sim.event.batch_queue import BatchQueue
+from sim.deployment.topology import Topology
+from sim.event.agenda import Agenda
 from sim.event.checks import check_conservation
 from sim.event.client import Client
-from sim.event.cluster import run_cluster
+from sim.event.cluster import Entry, run_cluster
 from sim.event.content import request_content
+from sim.event.handover import FREE, HandOver, HandOverCosts
 from sim.event.log import StepLog
-from sim.event.pricer import Pricer
-from sim.event.ranks import free_ranks, lockstep_ranks
+from sim.event.pool import EnginePool, PoolRanks, make_ranks
 from sim.event.replica import Replica
-from sim.event.router import make_router
-from sim.event.servable import Entrance
-from sim.event.stages import StagedReplica, StageLog
-from sim.memory.shape import CacheShape, GroupShape
-from sim.report.result import RequestTable, StageTable, StepTable
-from sim.scheduler.base import Scheduler
-from sim.scheduler.find import make_scheduler
+from sim.event.router import Door, Router, chooser, make_router
+from sim.memory.shape import GroupShape
+from sim.report.result import LinkTable, RequestTable, StageTable, StepTable, TransferTable
+from sim.scheduler.base import Request
 from sim.units import to_ns
 from sim.workload.trace import Workload
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Who chooses: `router` among the replicas that take requests, `decode_router` among those that decode for others.
+
+    `at_arrival`: the second choice is made when the request arrives, otherwise when its prefill ends.
+    """
+
+    router: str = "round_robin"
+    decode_router: str = "least_outstanding"
+    at_arrival: bool = False
+
+
+IN_TURN = Routing()
 
 
 @dataclass(frozen=True)
 class ExactRun:
     """What the exact engine hands over: tables, inter-token latencies with multiplicities, checks, counts.
 
-    `stages`: where a replica has several.
+    `pool_stages`: of each pool whose replicas have several, None of the others. `transfers`, `links`: where KV moved
+    between instances.
     """
 
     requests: RequestTable
@@ -44,7 +59,15 @@ class ExactRun:
     checks: dict[str, bool]
     events: int
     cpu_s: float
-    stages: StageTable | None = None
+    pool_stages: tuple[StageTable | None, ...] = (None,)
+    transfers: TransferTable | None = None
+    links: LinkTable | None = None
+
+    @property
+    def stages(self) -> StageTable | None:
+        """Those of the only pool."""
+        (found,) = self.pool_stages
+        return found
 
 
 def run_exact(
@@ -70,98 +93,172 @@ def run_exact(
 
     **Raises:** `Stuck` (a `ValueError`) for a run that would never end.
     """
+    pool = EnginePool(
+        settings,
+        prices,
+        num_gpu_blocks,
+        groups or (GroupShape("full", settings.block_size),),
+        replicas=replicas,
+        data_parallel=data_parallel,
+        scheduler=scheduler,
+    )
+    return run_fleet(workload, [pool], Routing(router), seed=seed, on_progress=on_progress)
+
+
+def run_fleet(
+    workload: Workload,
+    pools: Sequence[EnginePool],
+    routing: Routing = IN_TURN,
+    *,
+    topology: Topology | None = None,
+    costs: HandOverCosts = FREE,
+    seed: int = 0,
+    on_progress: Callable[[int], None] | None = None,
+) -> ExactRun:
+    """Simulate `workload` on several pools of replicas, which are numbered through, rank by rank, in their order.
+
+    Pools of role `prefill` hand over to those of role `decode`, over `topology` (an endpoint for each rank, in the same
+    order) at these `costs`.
+
+    **Raises:** `Stuck` (a `ValueError`) for a run that would never end.
+    """
     started = time.process_time()
-    content = request_content(workload) if settings.prefix_caching else None
-    groups = groups or (GroupShape("full", settings.block_size),)
-    cache = CacheShape(num_gpu_blocks - 1, content is not None, groups)
-    profile = settings.profile
-    client = Client(workload, to_ns(profile.api_pickup_s), to_ns(profile.api_door_s), replicas)
-    log = StepLog()
-    schedulers = [make_scheduler(scheduler, settings, cache) for _ in range(replicas * data_parallel)]
-    route = make_router(router, seed)
-    stage_log = None
-    engines: list[Replica]
-    if isinstance(prices, LockstepPrices):
-        engines, route = lockstep_ranks(schedulers, settings, prices, client, log, data_parallel, route)
-    else:
-        engines, stage_log = _replicas(schedulers, settings, prices, client, log)
-        if data_parallel > 1:
-            route = free_ranks(engines, settings, data_parallel, route)
-    entrance = Entrance(lambda: make_scheduler(scheduler, settings, replace(cache, named=False)), settings, cache)
-    events = run_cluster(client, engines, route, entrance, content, on_progress)
+    reuses = any(pool.settings.prefix_caching for pool in pools)
+    content = request_content(workload) if reuses else None
+    agenda, log = Agenda(), StepLog()
+    entering = [pool for pool in pools if pool.role != "decode"]
+    profile = entering[0].settings.profile
+    client = Client(
+        workload, to_ns(profile.api_pickup_s), to_ns(profile.api_door_s), sum(pool.replicas for pool in entering)
+    )
+    hand_over = None if topology is None else HandOver(agenda, client, topology, costs)
+    ranks: list[PoolRanks] = []
+    for pool in pools:
+        first = sum(len(made.replicas) for made in ranks)
+        named = content is not None and pool.settings.prefix_caching
+        now = (lambda: agenda.now_ns) if pool.role == "decode" else (lambda: client.next_ns)
+        ranks.append(make_ranks(pool, first, named, client, hand_over, log, now))
+    replicas = [replica for made in ranks for replica in made.replicas]
+    make = _request_maker(workload, replicas, content)
+    if hand_over is not None:
+        hand_over.connect(
+            replicas,
+            chooser(make_router(routing.decode_router, seed), _doors(pools, ranks, ("decode",))),
+            make,
+            block_bytes=[pool.block_bytes for pool in pools for _ in range(pool.ranks)],
+            pickup_ns=[to_ns(pool.settings.profile.api_pickup_s) for pool in pools for _ in range(pool.ranks)],
+            at_arrival=routing.at_arrival,
+        )
+    entry = _entry(pools, ranks, make_router(routing.router, seed), hand_over, make)
+    run_cluster(agenda, client, replicas, entry, on_progress)
+    for replica in replicas:
+        if replica.port is not None and replica.port.reports:
+            replica.hear(replica.port)
     requests, steps = client.table(), log.table()
-    stages = None if stage_log is None else stage_log.table()
+    stages = tuple(None if made.stage_log is None else made.stage_log.table() for made in ranks)
+    bounds = np.searchsorted(steps.replica, np.cumsum([0, *(len(made.replicas) for made in ranks)]))
+    transfers = None if hand_over is None else hand_over.table()
     checks = check_conservation(
         requests,
         steps,
-        schedulers,
-        dropped_rows=sum(engine.dropped_rows for engine in engines),
-        accepted_tokens=sum(engine.accepted_tokens for engine in engines),
+        [scheduler for made in ranks for scheduler in made.schedulers],
+        unseen_tokens=sum(replica.dropped_rows for replica in replicas) + (hand_over.count if hand_over else 0),
+        accepted_tokens=sum(replica.accepted_tokens for replica in replicas),
         ends=client.ends,
-        stages=stages,
+        stages=[(int(a), int(b), found) for a, b, found in zip(bounds[:-1], bounds[1:], stages, strict=True)],
+        transfers=transfers,
     )
-    told = any(engine.tells_follows for engine in engines)
-    delivered_ns = np.concatenate([np.array(engine.delivered_ns, np.int64) for engine in engines])
-    itl_ns, itl_count = inter_token_latencies(None if told else steps, delivered_ns, client.itl)
-    return ExactRun(requests, steps, itl_ns, itl_count, checks, events, time.process_time() - started, stages)
-
-
-def _replicas(
-    schedulers: Sequence[Scheduler],
-    settings: EngineSettings,
-    prices: PriceTable | StagePrices,
-    client: Client,
-    log: StepLog,
-) -> tuple[list[Replica], StageLog | None]:
-    """A replica around each scheduler, and the log of stages that they write, if there are several.
-
-    With several batches in flight the host's time can hide behind the device's, and the loop may sleep; with one it
-    does neither (the price of a step has the host's time in it).
-    """
-    profile, depth = settings.profile, settings.batches_in_flight
-    loop = {
-        "host_ns": to_ns(profile.host_step_s) if depth > 1 else 0,
-        "idle_sleep_ns": to_ns(profile.idle_sleep_s) if depth > 1 else 0,
-    }
-    queues = [BatchQueue(scheduler, depth, not profile.nonempty_batch_returns) for scheduler in schedulers]
-    if isinstance(prices, PriceTable):
-        pricer = Pricer(prices, settings)
-        return [Replica(index, queue, pricer, client, log, **loop) for index, queue in enumerate(queues)], None
-    pricers = {id(table): Pricer(table, settings) for table in prices.tables}
-    stage_log = StageLog(len(prices.tables))
-    ahead = settings.async_scheduling
-    staged: list[Replica] = [
-        StagedReplica(
-            index,
-            queue,
-            [pricers[id(table)] for table in prices.tables],
-            client,
-            log,
-            stage_log=stage_log,
-            hand_over_ns=[to_ns(seconds) for seconds in prices.hand_over_s.tolist()],
-            return_ns=to_ns(prices.return_s) if ahead else None,
-            one_at_a_time=ahead and not profile.async_stages_overlap,
-            **loop,
-        )
-        for index, queue in enumerate(queues)
+    silent = [
+        replica
+        for pool, made in zip(pools, ranks, strict=True)
+        for replica in made.replicas
+        if pool.role != "prefill" and not replica.tells_follows
     ]
-    return staged, stage_log
+    itl_ns, itl_count = inter_token_latencies(steps, silent, client.itl)
+    cpu_s = time.process_time() - started
+    links = None if hand_over is None else hand_over.links()
+    return ExactRun(requests, steps, itl_ns, itl_count, checks, agenda.events, cpu_s, stages, transfers, links)
+
+
+def _doors(pools: Sequence[EnginePool], ranks: Sequence[PoolRanks], roles: Sequence[str]) -> list[Door]:
+    """The replicas of some roles."""
+    return [door for pool, made in zip(pools, ranks, strict=True) if pool.role in roles for door in made.doors]
+
+
+def _request_maker(
+    workload: Workload, replicas: Sequence[Replica], content: Sequence[np.ndarray] | None
+) -> Callable[[int, int, int], Request]:
+    """Makes request i for the scheduler of a rank, with so many tokens to emit."""
+    prompts = workload.prompt_tokens.tolist()
+    priorities = [0] * len(prompts) if workload.priority is None else workload.priority.tolist()
+
+    def make(rank: int, i: int, outputs: int) -> Request:
+        of_type = replicas[rank].scheduler.request_type
+        return of_type(i, prompts[i], outputs, None if content is None else content[i], priorities[i])
+
+    return make
+
+
+def _entry(
+    pools: Sequence[EnginePool],
+    ranks: Sequence[PoolRanks],
+    router: Router,
+    hand_over: HandOver | None,
+    make: Callable[[int, int, int], Request],
+) -> Entry:
+    """Where the client's requests go: to the pools that prefill, among them those that can serve a request.
+
+    A prefill instance has one token to emit; how many there will be is for the decode instances, all of which must be
+    able to serve the request.
+    """
+    entering = [k for k, pool in enumerate(pools) if pool.role != "decode"]
+    decoding = [made.serves for pool, made in zip(pools, ranks, strict=True) if pool.role == "decode"]
+    pool_of = [k for k, made in enumerate(ranks) for _ in made.replicas]
+    choosers: dict[tuple[int, ...], Callable[[int], int]] = {}
+
+    def serves(k: int, prompt: int, outputs: int) -> int | None:
+        if pools[k].role == "both":
+            return ranks[k].serves(prompt, outputs)
+        if ranks[k].serves(prompt, 1) is None:
+            return None
+        found = [each(prompt, outputs) for each in decoding]
+        return None if None in found else min(tokens for tokens in found if tokens is not None)
+
+    def choose(i: int, able: tuple[int, ...]) -> int:
+        if able not in choosers:
+            choosers[able] = chooser(router, [door for k in able for door in ranks[entering[k]].doors])
+        return choosers[able](i)
+
+    def make_first(rank: int, i: int, outputs: int) -> Request:
+        if hand_over is None or pools[pool_of[rank]].role == "both":
+            return make(rank, i, outputs)
+        hand_over.arrived(i, outputs)
+        return make(rank, i, 1)
+
+    return Entry(
+        [partial(serves, k) for k in entering],
+        choose,
+        [entering.index(k) if k in entering else -1 for k in pool_of],
+        make_first,
+    )
 
 
 def inter_token_latencies(
-    steps: StepTable | None, delivered_ns: np.ndarray, told: dict[int, int]
+    steps: StepTable, silent: Sequence[Replica], told: dict[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """All inter-token latencies of a run, as values and multiplicities.
 
-    `told`: how often each occurred, where the client knows. Without that, a request that decodes in a batch got its
-    token before from the replica's previous batch, so each of the `steps` contributes `decodes` times the distance of
-    the two times in `delivered_ns`.
+    `told`: how often each occurred, as far as the client knows. Of the `silent` replicas it does not: there a request
+    that decodes in a batch got its token before from the replica's previous batch, so each of their `steps` contributes
+    `decodes` times the distance of the two times at which outputs were delivered.
     """
     values = np.fromiter(told.keys(), np.int64, len(told))
     counts = np.fromiter(told.values(), np.int64, len(told))
-    if steps is None:
+    if not silent:
         return values, counts
+    delivered_ns = np.concatenate([np.array(replica.delivered_ns, np.int64) for replica in silent])
     executed = steps.prefill_tokens + steps.decodes > 0  # dummy batches of ranks in lockstep deliver nothing
+    executed &= np.isin(steps.replica, [replica.index for replica in silent])
     replica, decodes = steps.replica[executed], steps.decodes[executed]
     same = np.flatnonzero(replica[1:] == replica[:-1]) + 1
     gaps = delivered_ns[same] - delivered_ns[same - 1]

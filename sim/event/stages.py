@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sim.event.batch_queue import BatchQueue
-from sim.event.client import Client
 from sim.event.log import StepLog
-from sim.event.replica import Replica
+from sim.event.replica import Port, Replica, Watcher
 from sim.report.result import StageTable
 from sim.scheduler.base import Batch
 
@@ -57,7 +56,7 @@ class StagedReplica(Replica):
         index: int,
         queue: BatchQueue,
         prices: Sequence[Callable[[Batch], tuple[int, int, int]]],
-        client: Client,
+        client: Watcher,
         log: StepLog,
         *,
         stage_log: StageLog,
@@ -66,8 +65,9 @@ class StagedReplica(Replica):
         one_at_a_time: bool = False,
         host_ns: int = 0,
         idle_sleep_ns: int = 0,
+        port: Port | None = None,
     ):
-        super().__init__(index, queue, prices[0], client, log, host_ns=host_ns, idle_sleep_ns=idle_sleep_ns)
+        super().__init__(index, queue, prices[0], client, log, host_ns=host_ns, idle_sleep_ns=idle_sleep_ns, port=port)
         distinct = list(dict.fromkeys(prices))
         self._prices = distinct
         self._price_of = [distinct.index(price) for price in prices]

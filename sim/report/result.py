@@ -99,6 +99,40 @@ class StageTable:
         return int(self.start_ns.shape[1])
 
 
+@dataclass
+class TransferTable:
+    """The way from prefill to decode, axis `request` in arrival order, times in ns, -1 where it never happened.
+
+    `source`, `target`: the two replicas. `prefilled`: the prompt's last token was computed; `queued`: the decode
+    instance's loop took the request up; `allocated`: it had blocks for it, and asked for the KV; `begun`, `received`:
+    its first and last byte. `blocks` were filled with `bytes`, of all devices of the replica.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    prefilled_ns: np.ndarray
+    queued_ns: np.ndarray
+    allocated_ns: np.ndarray
+    begun_ns: np.ndarray
+    received_ns: np.ndarray
+    blocks: np.ndarray
+    bytes: np.ndarray
+
+
+@dataclass
+class LinkTable:
+    """Links that KV went over, axis `link`: what they can carry, what they did, and for how long at least one flow did.
+
+    `most_flows`: at once.
+    """
+
+    names: list[str]
+    bytes_per_s: np.ndarray
+    bytes: np.ndarray
+    busy_ns: np.ndarray
+    most_flows: np.ndarray
+
+
 @dataclass(frozen=True)
 class MemoryTerm:
     """One part of a device's memory: what it holds, how many bytes, the sum it comes from and who says so."""

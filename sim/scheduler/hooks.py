@@ -4,8 +4,9 @@ Each is a small protocol with a plain default. A configuration that needs no mor
 (speculation, cache tiers, transfers, graph padding) declare only what they change.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sim.scheduler.base import Batch, Request
 
@@ -48,11 +49,26 @@ class Connector[R: Request](Protocol):
     def look_up(self, request: R, local_tokens: int) -> External | None:
         """What can be had for a request that waits and has `local_tokens` here; None: not known yet, ask again."""
 
-    def allocated(self, request: R, external: External) -> None:
-        """The request has its blocks, among them those for the tokens from elsewhere, if there are any."""
+    def allocated(self, request: R, external: External, blocks: int) -> None:
+        """The request has its blocks, among them so many for tokens from elsewhere."""
 
     def keeps(self, request: R, finished: bool) -> bool:
         """The request has ended: are its blocks kept, for somebody who will read them? Only what `finished` can be."""
+
+
+class Connected(Protocol):
+    """A scheduler with a connector, as whoever moves the KV sees it."""
+
+    @property
+    def unfinished(self) -> int:
+        """Requests waiting or running."""
+
+    @property
+    def watches(self) -> bool:
+        """Whether its loop goes on although nothing is unfinished, to hear that held blocks have been read."""
+
+    def report(self, received: Sequence[Any], sent: Sequence[Any]) -> object:
+        """At the end of a step: the KV of the `received` requests has arrived, the blocks of the `sent` were read."""
 
 
 class BatchShape(Protocol):
@@ -84,7 +100,7 @@ class Alone:
         """Only the replica's own cache."""
         return NOTHING
 
-    def allocated(self, request: Request, external: External) -> None:
+    def allocated(self, request: Request, external: External, blocks: int) -> None:
         """Nothing to do."""
 
     def keeps(self, request: Request, finished: bool) -> bool:

@@ -1,11 +1,16 @@
 """Small engines with hand-made prices."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from sim.cost.lengths import LengthTerms
 from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineProfile, EngineSettings
+from sim.event.client import Client
+from sim.event.cluster import Entry
+from sim.event.replica import Replica
 
 
 def make_settings(**changes) -> EngineSettings:
@@ -46,3 +51,12 @@ def settings():
 @pytest.fixture
 def table():
     return make_table
+
+
+def one_pool(client: Client, replicas: Sequence[Replica]) -> Entry:
+    """The entry to replicas that can serve everything, all requests to the first of them."""
+
+    def make(rank: int, i: int, outputs: int):
+        return replicas[rank].scheduler.request_type(i, int(client.workload.prompt_tokens[i]), outputs)
+
+    return Entry([lambda prompt, outputs: outputs], lambda i, able: 0, [0] * len(replicas), make)

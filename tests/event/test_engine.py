@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-import sim.event.run as run_module
+import sim.event.pool as pool_module
 import sim.scheduler.vllm as vllm
+from sim.event.agenda import Agenda
 from sim.event.batch_queue import BatchQueue
 from sim.event.checks import check_conservation
 from sim.event.client import Client
@@ -15,7 +16,6 @@ from sim.event.cluster import Stuck, run_cluster
 from sim.event.log import StepLog
 from sim.event.pricer import Pricer
 from sim.event.replica import Replica
-from sim.event.router import make_router
 from sim.event.run import run_exact
 from sim.memory.shape import CacheShape, GroupShape
 from sim.report.result import FINISHED, REJECTED
@@ -24,7 +24,7 @@ from sim.scheduler.hooks import Drafting
 from sim.scheduler.vllm import ContinuousBatching
 from sim.workload.trace import Workload
 
-from .conftest import make_settings, make_table
+from .conftest import make_settings, make_table, one_pool
 
 
 MS = 1_000_000
@@ -182,7 +182,7 @@ def test_prefix_is_found_again():
 def test_a_pool_too_small_for_one_request_is_stuck(rows):
     """The engine admits it in chunks, runs out of blocks, preempts it and starts again: for ever, with a sentence."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "Entrance", lambda *_: lambda prompt, outputs: outputs)
+        patch.setattr(pool_module, "Entrance", lambda *_: lambda prompt, outputs: outputs)
         if rows:
             patch.setattr(vllm, "takes_fast_path", lambda *_: False)
         settings = make_settings(max_num_batched_tokens=16)
@@ -386,10 +386,10 @@ def test_rows_of_several_tokens_are_accounted(asynchronous):
     client, log = Client(w), StepLog()
     queue = BatchQueue(scheduler, settings.batches_in_flight)
     replica = Replica(0, queue, Pricer(constant(10e-3), settings), client, log)
-    run_cluster(client, [replica], make_router("round_robin", 0), lambda prompt, outputs: outputs)
+    run_cluster(Agenda(), client, [replica], one_pool(client, [replica]))
     requests, steps = client.table(), log.table()
     checks = check_conservation(
-        requests, steps, [scheduler], dropped_rows=replica.dropped_rows, accepted_tokens=replica.accepted_tokens
+        requests, steps, [scheduler], unseen_tokens=replica.dropped_rows, accepted_tokens=replica.accepted_tokens
     )
     assert all(checks.values())
     assert replica.accepted_tokens > 0

@@ -10,6 +10,7 @@ from sim.cost.lengths import LengthTerms
 from sim.cost.lockstep import LockstepPrices
 from sim.deployment.engine import EngineProfile
 from sim.deployment.rules import ParallelRules
+from sim.event.agenda import Agenda
 from sim.event.balance import Queues
 from sim.event.batch_queue import BatchQueue
 from sim.event.client import Client
@@ -23,7 +24,7 @@ from sim.scheduler.base import Batch
 from sim.scheduler.find import make_scheduler
 from sim.workload.trace import Workload
 
-from .conftest import make_settings, make_table
+from .conftest import make_settings, make_table, one_pool
 from .pressure import draw, mode_names
 
 
@@ -274,7 +275,7 @@ def test_a_rank_that_gets_nowhere_is_told():
     schedulers[0].schedule = Batch
     made = [LockstepRank(i, BatchQueue(one), client, log, group=group) for i, one in enumerate(schedulers)]
     with pytest.raises(Stuck, match="scheduler of replica 0 decided 10001 empty batches in a row"):
-        run_cluster(client, made, lambda index, targets: 0, lambda prompt, outputs: outputs)
+        run_cluster(Agenda(), client, made, one_pool(client, made))
 
 
 @pytest.mark.parametrize("mode", [mode for mode in mode_names() if "/pp" not in mode])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-import sim.event.run as run_module
+import sim.event.pool as pool_module
 from sim.deployment.settings import load_engine
 from sim.event.run import run_exact
 from sim.report.hit_rate import lookup_totals
@@ -21,13 +21,13 @@ MS = 1_000_000
 def run_counted(monkeypatch, w, settings, **options):
     """A run, and the schedulers that made it."""
     made = []
-    make = run_module.make_scheduler
+    make = pool_module.make_scheduler
 
     def remember(*arguments):
         made.append(make(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(run_module, "make_scheduler", remember)
+    monkeypatch.setattr(pool_module, "make_scheduler", remember)
     return run_exact(w, settings, make_table(), **options), made
 
 

@@ -31,8 +31,9 @@ class Pulls(Alone):
             return External()
         return External(request.prompt - local_tokens, loads=True)
 
-    def allocated(self, request, external):
+    def allocated(self, request, external, blocks):
         if external.loads:
+            assert blocks == -(-request.prompt // 4) - (request.prompt - external.tokens) // 4 or request.tables[1:]
             self.remote.discard(request.index)
             self.begun.append(request.index)
 

@@ -1,6 +1,7 @@
 """vLLM V1's continuous batching, by version: a fast path, and row by row for everything else."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from sim.deployment.engine import EngineSettings
 from sim.memory.blocks import CountedBlocks
@@ -38,6 +39,12 @@ def make(settings: EngineSettings, cache: CacheShape) -> Scheduler:
     """
     one_of(POLICIES, **{"engine.scheduling_policy": settings.scheduling_policy})
     return make_fast(settings, cache) if takes_fast_path(settings, cache) else make_rows(settings, cache)
+
+
+def make_connected(settings: EngineSettings, cache: CacheShape, connector: Connector[Any]) -> RowBatching:
+    """The scheduler of an instance whose KV comes from others, or is read by them."""
+    one_of(POLICIES, **{"engine.scheduling_policy": settings.scheduling_policy})
+    return make_rows(settings, cache, connector=connector)
 
 
 def takes_fast_path(settings: EngineSettings, cache: CacheShape) -> bool:

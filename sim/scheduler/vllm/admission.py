@@ -45,7 +45,7 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
             if not scheduler.transfers.start(request, hit, external, spare):
                 break
             passed_over.append(waiting.pop())
-            scheduler.connector.allocated(request, external)
+            scheduler.connector.allocated(request, external, cache.external_blocks(hit, external.tokens))
             continue
         computed = request.computed + hit.tokens + external.tokens if hit else request.computed
         tokens = request.known - computed
@@ -75,8 +75,8 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
         request.computed = computed
         if request.preemptions == 0:
             request.cached = computed
-        if external.tokens:
-            scheduler.connector.allocated(request, external)
+        if hit and external.tokens:
+            scheduler.connector.allocated(request, external, cache.external_blocks(hit, external.tokens))
         row = VllmRow(request, tokens, computed, "r" if request.preemptions else "n", [*map(list, request.tables)])
         if padded:
             row.padded = True

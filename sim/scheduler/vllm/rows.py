@@ -144,6 +144,10 @@ class RowBatching:
         assert isinstance(batch, VllmBatch)
         return process_output(self, batch)
 
+    def report(self, received: Sequence[RowRequest], sent: Sequence[RowRequest]) -> list[RowRequest]:
+        """Transfers that ended well; `transfers.report` also knows those that failed."""
+        return self.transfers.report(received, sent)
+
     def _issue(self, batch: VllmBatch) -> None:
         """Advance the requests of all rows as if they were computed, and count the batch.
 

@@ -1,0 +1,136 @@
+"""The pools of a deployment: several kinds of replicas, each resolved to a device, an engine and sizes of its own."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from sim.deployment.conf import DeploymentConf, PoolConf
+from sim.deployment.engine import EngineConf
+from sim.deployment.settings import engine_names, load_engine
+from sim.hardware.check import nearest
+from sim.hardware.read import load_device
+from sim.hardware.spec import DeviceConf
+
+
+ROLES = ("both", "prefill", "decode")
+PAIRINGS = ("after_prefill", "at_arrival")
+PLACEMENTS = ("packed", "separate")
+SIZES = ("replicas", "tensor_parallel", "pipeline_parallel", "data_parallel")
+SHAPE = (*SIZES, "expert_parallel", "all_to_all")
+LIMITS_S = ("hand_over_s", "setup_s", "block_s", "latency_s")
+MOST_S = 100.0
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """One pool with everything that its plan is compiled from; `deployment` has its sizes and no pools."""
+
+    name: str
+    role: str
+    device: DeviceConf
+    engine: EngineConf
+    deployment: DeploymentConf
+
+
+def pools_of(deployment: DeploymentConf, device: DeviceConf, engine: EngineConf) -> list[PoolSpec]:
+    """The pools of a deployment, in order; one, without a name, where it lists none.
+
+    **Raises:** `ValueError`, naming the pool, for a role, size, device, engine or setting that is none, for sizes
+    outside the pools, and for prefill without decode.
+    """
+    _check_whole(deployment)
+    if not deployment.pools:
+        return [PoolSpec("", "both", device, engine, deployment)]
+    found = []
+    for name, pool in deployment.pools.items():
+        where = f"deployment.pools.{name}"
+        if pool.role not in ROLES:
+            raise ValueError(
+                f"{where}.role must be one of {', '.join(ROLES)}, got {pool.role!r}{nearest(pool.role, ROLES)}."
+            )
+        for key in SIZES:
+            if getattr(pool, key) < 1:
+                raise ValueError(
+                    f"{where}.{key} must be at least 1, got {getattr(pool, key)}; leave the pool out instead."
+                )
+        own = load_device(pool.hardware) if pool.hardware else device
+        shape = {key: getattr(pool, key) for key in SHAPE}
+        flat = replace(deployment, name=name, pools={}, **shape)
+        found.append(PoolSpec(name, pool.role, own, _engine(where, pool, engine), flat))
+    _check_roles(found)
+    return found
+
+
+def _check_whole(deployment: DeploymentConf) -> None:
+    transfer = deployment.transfer
+    _one_of("deployment.pairing", deployment.pairing, PAIRINGS)
+    _one_of("deployment.transfer.placement", transfer.placement, PLACEMENTS)
+    for key in LIMITS_S:
+        value = getattr(transfer, key)
+        if value is not None and not 0 <= value <= MOST_S:
+            raise ValueError(f"deployment.transfer.{key} must be between 0 and {MOST_S:g} seconds, got {value:g}.")
+    if transfer.efficiency is not None and not 0 < transfer.efficiency <= 1:
+        raise ValueError(f"deployment.transfer.efficiency must be above 0 and at most 1, got {transfer.efficiency:g}.")
+    if not 1 <= transfer.oversubscription <= 1000:
+        raise ValueError(
+            f"deployment.transfer.oversubscription must be between 1 and 1000, got {transfer.oversubscription:g}."
+        )
+    if not deployment.pools:
+        return
+    plain = DeploymentConf()
+    for key in SHAPE:
+        if getattr(deployment, key) != getattr(plain, key):
+            pool = next(iter(deployment.pools))
+            raise ValueError(
+                f"deployment.{key}={getattr(deployment, key)} says nothing where pools are listed: give it to one, as "
+                f"deployment.pools.{pool}.{key}."
+            )
+
+
+def _check_roles(pools: list[PoolSpec]) -> None:
+    roles = {pool.role for pool in pools}
+    for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        if role in roles and other not in roles:
+            raise ValueError(f"deployment.pools has a pool of role {role} and none of role {other}; add one.")
+    for pool in pools:
+        if pool.role != "both" and pool.engine.scheduler != "vllm":
+            raise ValueError(
+                f"deployment.pools.{pool.name} has the role {pool.role}, which is simulated with the scheduler of vllm "
+                f"only, got {pool.engine.scheduler}; choose another engine."
+            )
+        if pool.role != "both" and (pool.deployment.pipeline_parallel > 1 and pool.engine.async_scheduling):
+            raise ValueError(
+                f"deployment.pools.{pool.name}: KV transfers with pipeline stages that are scheduled ahead are not "
+                "simulated; set engine.async_scheduling=false."
+            )
+
+
+def _engine(where: str, pool: PoolConf, engine: EngineConf) -> EngineConf:
+    """The pool's engine configuration: the run's or its own, with its settings."""
+    if pool.engine:
+        if pool.engine not in engine_names():
+            known = engine_names()
+            raise ValueError(f"{where}.engine={pool.engine} is not a known engine{nearest(pool.engine, known)}.")
+        name, _, version = pool.engine.partition("-")
+        engine = load_engine(name, version)
+    known_keys = {field.name: field for field in fields(EngineConf) if field.name not in ("profile", "name", "version")}
+    changes: dict[str, Any] = {}
+    for key, value in pool.settings.items():
+        if key not in known_keys:
+            raise ValueError(f"{where}.settings.{key} is not a setting of an engine{nearest(str(key), known_keys)}.")
+        default = getattr(EngineConf(), key)
+        wanted = int if key.startswith(("max_num", "max_model")) or key == "num_gpu_blocks_override" else type(default)
+        if default is not None or wanted is int:
+            fits = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+            if not (fits or (wanted is float and isinstance(value, int)) or (value is None and default is None)):
+                raise ValueError(f"{where}.settings.{key} must be {_kind(wanted)}, got {value!r}.")
+        changes[str(key)] = value
+    return replace(engine, **changes)
+
+
+def _kind(wanted: type) -> str:
+    return {int: "a whole number", bool: "true or false", float: "a number", str: "a text"}.get(wanted, wanted.__name__)
+
+
+def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{key} must be one of {', '.join(known)}, got {value!r}{nearest(value, known)}.")

@@ -1,0 +1,153 @@
+r"""Links that are shared: flows that run at once divide them max-min fairly.
+
+A flow uses all its links at one rate. Rates are found by progressive filling: the link whose equal share
+`(capacity - what is fixed) / flows not fixed` is smallest fixes its flows at that share, and so on. They change only
+when a flow begins or ends, and then only for flows that share a link with it, directly or over others.
+
+Source: Bertsekas and Gallager, Data Networks, section 6.5.2 (max-min fair flow control).
+"""
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+from sim.event.agenda import NEVER, Action, Agenda
+
+
+class Flow:
+    """Bytes on their way over `links`; `done(now_ns)` is called when the last one is there."""
+
+    __slots__ = ("number", "links", "left_bytes", "bytes_per_ns", "since_ns", "done", "version")
+
+    def __init__(self, number: int, links: Sequence[int], left_bytes: float, done: Action):
+        self.number = number
+        self.links = links
+        self.left_bytes = left_bytes
+        self.bytes_per_ns = 0.0
+        self.since_ns = 0
+        self.done = done
+        self.version = 0
+
+
+class Network:
+    """All links by number, with what they can carry per nanosecond, and the flows on them.
+
+    Counted per link: `bytes`, `busy_ns` with at least one flow, the `most_flows` at once.
+    """
+
+    def __init__(self, agenda: Agenda, bytes_per_s: Sequence[float] = ()):
+        self.capacity: list[float] = []
+        self.bytes: list[float] = []
+        self.busy_ns: list[int] = []
+        self.most_flows: list[int] = []
+        self._flows: list[dict[int, Flow]] = []
+        self._busy_since: list[int] = []
+        self._agenda = agenda
+        self.grow(bytes_per_s)
+        self._begun = 0
+        self._ends: list[tuple[int, int, int, Flow]] = []
+        self._alarm_ns = NEVER
+
+    def grow(self, bytes_per_s: Sequence[float]) -> None:
+        """Links that have been added since: the same ones, and more."""
+        for rate in bytes_per_s[len(self.capacity) :]:
+            self.capacity.append(rate * 1e-9)
+            self.bytes.append(0.0)
+            for column in (self.busy_ns, self.most_flows, self._busy_since):
+                column.append(0)
+            self._flows.append({})
+
+    def start(self, links: Sequence[int], size_bytes: float, done: Action) -> None:
+        """A flow of so many bytes begins now."""
+        now_ns = self._agenda.now_ns
+        self._begun += 1
+        flow = Flow(self._begun, links, size_bytes, done)
+        flow.since_ns = now_ns
+        for link in links:
+            if not self._flows[link]:
+                self._busy_since[link] = now_ns
+            self._flows[link][flow.number] = flow
+            self.bytes[link] += size_bytes
+            self.most_flows[link] = max(self.most_flows[link], len(self._flows[link]))
+        self._share(now_ns, [flow])
+        self._set_alarm()
+
+    def _alarm(self, now_ns: int) -> None:
+        """End the flows whose last byte has arrived."""
+        self._alarm_ns = NEVER
+        ended = []
+        while self._ends and self._ends[0][0] <= now_ns:
+            _, _, version, flow = heappop(self._ends)
+            if version != flow.version:
+                continue
+            flow.version = -1
+            ended.append(flow)
+            for link in flow.links:
+                del self._flows[link][flow.number]
+                if not self._flows[link]:
+                    self.busy_ns[link] += now_ns - self._busy_since[link]
+        neighbours = {f.number: f for flow in ended for link in flow.links for f in self._flows[link].values()}
+        self._share(now_ns, neighbours.values())
+        for flow in ended:
+            flow.done(now_ns)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        ends = self._ends
+        while ends and ends[0][2] != ends[0][3].version:
+            heappop(ends)
+        if ends and ends[0][0] < self._alarm_ns:
+            self._alarm_ns = ends[0][0]
+            self._agenda.at(self._alarm_ns, self._alarm_if_due)
+
+    def _alarm_if_due(self, now_ns: int) -> None:
+        """Alarms that an earlier one has replaced find nothing to do."""
+        if now_ns >= self._alarm_ns:
+            self._alarm(now_ns)
+
+    def _share(self, now_ns: int, flows: Iterable[Flow]) -> None:
+        """New rates for these flows and all that share links with them, over any number of steps."""
+        found = {flow.number: flow for flow in flows}
+        links: dict[int, None] = {}
+        queue = list(found.values())
+        while queue:
+            flow = queue.pop()
+            for link in flow.links:
+                if link not in links:
+                    links[link] = None
+                    for other in self._flows[link].values():
+                        if other.number not in found:
+                            found[other.number] = other
+                            queue.append(other)
+        if not found:
+            return
+        rates = fair_rates({link: self.capacity[link] for link in links}, {n: f.links for n, f in found.items()})
+        for number, flow in found.items():
+            flow.left_bytes = max(0.0, flow.left_bytes - flow.bytes_per_ns * (now_ns - flow.since_ns))
+            flow.since_ns, flow.bytes_per_ns = now_ns, rates[number]
+            flow.version += 1
+            end_ns = now_ns + _ceil(flow.left_bytes / flow.bytes_per_ns)
+            heappush(self._ends, (end_ns, number, flow.version, flow))
+
+
+def fair_rates(capacity: dict[int, float], paths: dict[int, Sequence[int]]) -> dict[int, float]:
+    """Max-min fair rate of each flow, by its number, from the capacity of each link and the links of each flow."""
+    left = dict(capacity)
+    on: dict[int, set[int]] = {link: set() for link in capacity}
+    for number, links in paths.items():
+        for link in links:
+            on[link].add(number)
+    rates: dict[int, float] = {}
+    while len(rates) < len(paths):
+        tightest = min((link for link in on if on[link]), key=lambda link: left[link] / len(on[link]))
+        share = left[tightest] / len(on[tightest])
+        for number in list(on[tightest]):
+            rates[number] = share
+            for link in paths[number]:
+                on[link].discard(number)
+                left[link] = max(0.0, left[link] - share)
+    return rates
+
+
+def _ceil(value: float) -> int:
+    whole = int(value)
+    return whole if whole >= value else whole + 1

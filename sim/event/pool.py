@@ -1,0 +1,158 @@
+"""One pool of a fleet: equal engines with one job, each rank of them a scheduler, a device and a loop."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from sim.cost.lockstep import LockstepPrices
+from sim.cost.stages import StagePrices
+from sim.cost.table import PriceTable
+from sim.deployment.engine import EngineSettings
+from sim.event.batch_queue import BatchQueue
+from sim.event.client import Client
+from sim.event.handover import DecodePort, DecodeSide, HandOver, PrefillPort, PrefillSide
+from sim.event.log import StepLog
+from sim.event.pricer import Pricer
+from sim.event.ranks import free_ranks, lockstep_ranks
+from sim.event.replica import Port, Replica, Watcher
+from sim.event.router import Door
+from sim.event.servable import Entrance
+from sim.event.stages import StagedReplica, StageLog
+from sim.memory.shape import CacheShape, GroupShape
+from sim.scheduler import vllm
+from sim.scheduler.base import Scheduler
+from sim.scheduler.find import make_scheduler
+from sim.units import to_ns
+
+
+@dataclass(frozen=True)
+class EnginePool:
+    """`replicas` equal engines, each of `data_parallel` ranks with `num_gpu_blocks` KV blocks (one the null block).
+
+    `prices` of one stage, of each of several, or of data-parallel ranks in lockstep; `groups` share the blocks. `role`:
+    `both`, `prefill` or `decode`. `block_bytes`: of one block on all devices of a rank, for transfers.
+    """
+
+    settings: EngineSettings
+    prices: PriceTable | StagePrices | LockstepPrices
+    num_gpu_blocks: int
+    groups: tuple[GroupShape, ...]
+    replicas: int = 1
+    data_parallel: int = 1
+    scheduler: str = "vllm"
+    role: str = "both"
+    block_bytes: float = 0.0
+    name: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """Schedulers, each with a queue and a cache of its own."""
+        return self.replicas * self.data_parallel
+
+
+@dataclass(frozen=True)
+class PoolRanks:
+    """A pool's ranks in order, the door of each replica, the log of its stages, and what it can ever serve."""
+
+    replicas: list[Replica]
+    doors: list[Door]
+    serves: Entrance
+    stage_log: StageLog | None = None
+    schedulers: list[Scheduler] = field(default_factory=list)
+
+
+def make_ranks(
+    pool: EnginePool,
+    first: int,
+    named: bool,
+    client: Client,
+    hand_over: HandOver | None,
+    log: StepLog,
+    now: Callable[[], int],
+) -> PoolRanks:
+    """All ranks of a pool, numbered from `first`. `named`: prefixes are reused, so blocks have an identity.
+
+    With a `hand_over`, those of role `prefill` and `decode` hand over and take up through it. `now`: the time at which
+    a request comes.
+    """
+    settings, prices = pool.settings, pool.prices
+    cache = CacheShape(pool.num_gpu_blocks - 1, named, pool.groups)
+    ports = [_port(pool.role, first + place, hand_over) for place in range(pool.ranks)]
+    watchers = [_watcher(pool.role, first + place, client, hand_over) for place in range(pool.ranks)]
+    schedulers = [_scheduler(pool, cache, port) for port in ports]
+    serves = Entrance(lambda: make_scheduler(pool.scheduler, settings, replace(cache, named=False)), settings, cache)
+    if isinstance(prices, LockstepPrices):
+        replicas, doors = lockstep_ranks(
+            first, schedulers, settings, prices, watchers, ports, log, pool.data_parallel, now
+        )
+        return PoolRanks(replicas, doors, serves, None, schedulers)
+    stage_log = StageLog(len(prices.tables)) if isinstance(prices, StagePrices) else None
+    replicas = _loops(first, schedulers, settings, prices, watchers, ports, log, stage_log)
+    return PoolRanks(replicas, free_ranks(first, replicas, settings, pool.data_parallel), serves, stage_log, schedulers)
+
+
+def _loops(
+    first: int,
+    schedulers: list[Scheduler],
+    settings: EngineSettings,
+    prices: PriceTable | StagePrices,
+    watchers: Sequence[Watcher],
+    ports: Sequence[Port | None],
+    log: StepLog,
+    stage_log: StageLog | None,
+) -> list[Replica]:
+    """A replica around each scheduler.
+
+    With several batches in flight the host's time can hide behind the device's, and the loop may sleep; with one it
+    does neither (the price of a step has the host's time in it).
+    """
+    profile, depth = settings.profile, settings.batches_in_flight
+    host_ns = to_ns(profile.host_step_s) if depth > 1 else 0
+    idle_sleep_ns = to_ns(profile.idle_sleep_s) if depth > 1 else 0
+    queues = [BatchQueue(scheduler, depth, not profile.nonempty_batch_returns) for scheduler in schedulers]
+    each = list(enumerate(zip(queues, watchers, ports, strict=True), first))
+    if isinstance(prices, PriceTable):
+        pricer = Pricer(prices, settings)
+        return [
+            Replica(index, queue, pricer, watcher, log, host_ns=host_ns, idle_sleep_ns=idle_sleep_ns, port=port)
+            for index, (queue, watcher, port) in each
+        ]
+    assert stage_log is not None
+    pricers = {id(table): Pricer(table, settings) for table in prices.tables}
+    ahead = settings.async_scheduling
+    return [
+        StagedReplica(
+            index,
+            queue,
+            [pricers[id(table)] for table in prices.tables],
+            watcher,
+            log,
+            stage_log=stage_log,
+            hand_over_ns=[to_ns(seconds) for seconds in prices.hand_over_s.tolist()],
+            return_ns=to_ns(prices.return_s) if ahead else None,
+            one_at_a_time=ahead and not profile.async_stages_overlap,
+            host_ns=host_ns,
+            idle_sleep_ns=idle_sleep_ns,
+            port=port,
+        )
+        for index, (queue, watcher, port) in each
+    ]
+
+
+def _port(role: str, index: int, hand_over: HandOver | None) -> PrefillPort | DecodePort | None:
+    if hand_over is None or role == "both":
+        return None
+    return PrefillPort() if role == "prefill" else DecodePort(index, hand_over.begin)
+
+
+def _watcher(role: str, index: int, client: Client, hand_over: HandOver | None) -> Watcher:
+    if hand_over is None or role == "both":
+        return client
+    return PrefillSide(index, hand_over) if role == "prefill" else DecodeSide(hand_over)
+
+
+def _scheduler(pool: EnginePool, cache: CacheShape, port: PrefillPort | DecodePort | None) -> Scheduler:
+    if port is None:
+        return make_scheduler(pool.scheduler, pool.settings, cache)
+    made = vllm.make_connected(pool.settings, cache, port)
+    port.scheduler = made
+    return made
