@@ -49,7 +49,7 @@ def simulate_one(asked: Request, show_progress: bool) -> Answer:
     check_folder(folder)
     from sim import api
 
-    job = api.build(config)
+    job = api.prepare(config)
     with progress(len(job.workload), "requests", show_progress) as report:
         result = api.run(job, report)
     summary = write_results(result, folder, asked.overrides, config.percentiles)

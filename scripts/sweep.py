@@ -124,7 +124,7 @@ def run_job(config: Any) -> str:
     conf = None
     try:
         conf = checked(config)
-        result = api.run(api.build(conf))
+        result = api.run(api.prepare(conf))
         write_results(result, folder, overrides, conf.percentiles)
         status, reason = "ok", ""
     except Exception as error:

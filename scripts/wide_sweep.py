@@ -15,7 +15,7 @@ from scripts.progress import progress
 
 
 if TYPE_CHECKING:
-    from sim.api import Job
+    from sim.api import Fleet
     from sim.report.result import SimulationResult
 
 
@@ -32,12 +32,12 @@ def sweep_here(jobs: list[SweepJob], folder: Path, show_progress: bool) -> bool:
     from sim import api
     from sim.report.results import write_failure, write_results, write_summary
 
-    built: dict[int, Job] = {}
+    built: dict[int, api.Job | Fleet] = {}
     failed: dict[int, Exception] = {}
     wide: list[int] = []
     for number, job in enumerate(jobs):
         try:
-            built[number] = api.build(job.conf)
+            built[number] = api.prepare(job.conf)
             if not api.why_exact(built[number]):
                 wide.append(number)
         except Exception as error:
@@ -66,7 +66,7 @@ def sweep_here(jobs: list[SweepJob], folder: Path, show_progress: bool) -> bool:
     with progress(len(jobs), "jobs", show_progress) as report:
         # What one job makes the engine raise must not end the others: those that have no result yet run one by one.
         try:
-            api.sweep([built[number] for number in wide], consume, report)
+            api.sweep([one for number in wide if isinstance(one := built[number], api.Job)], consume, report)
         except Exception as why:
             print(f"headway: the wide engine stopped ({reason_of(why)}); its jobs run one by one", file=sys.stderr)
         for number, alone in built.items():

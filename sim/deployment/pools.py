@@ -54,7 +54,7 @@ def pools_of(deployment: DeploymentConf, device: DeviceConf, engine: EngineConf)
                 )
         own = load_device(pool.hardware) if pool.hardware else device
         shape = {key: getattr(pool, key) for key in SHAPE}
-        flat = replace(deployment, name=name, pools={}, **shape)
+        flat = DeploymentConf(name=name, router=deployment.router, **shape)
         found.append(PoolSpec(name, pool.role, own, _engine(where, pool, engine), flat))
     _check_roles(found)
     return found
@@ -74,9 +74,16 @@ def _check_whole(deployment: DeploymentConf) -> None:
         raise ValueError(
             f"deployment.transfer.oversubscription must be between 1 and 1000, got {transfer.oversubscription:g}."
         )
+    plain = DeploymentConf()
+    if not any(pool.role == "prefill" for pool in deployment.pools.values()):
+        for key in ("decode_router", "pairing", "transfer"):
+            if getattr(deployment, key) != getattr(plain, key):
+                raise ValueError(
+                    f"deployment.{key} has no effect without a pool of role prefill: leave it out, or add one to "
+                    "deployment.pools."
+                )
     if not deployment.pools:
         return
-    plain = DeploymentConf()
     for key in SHAPE:
         if getattr(deployment, key) != getattr(plain, key):
             pool = next(iter(deployment.pools))

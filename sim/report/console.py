@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sim.report.bottleneck import Verdict
+from sim.report.fleet import WORDS, link_rows, pool_shares, ttft_parts
 from sim.report.metrics import Metrics
 from sim.report.priority import by_priority
 from sim.report.result import SimulationResult
@@ -96,7 +97,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         header("Inside the engine"),
         line("Mean queue / prefill time (ms):", pair(ms(latency["queue"].mean_s), ms(latency["prefill"].mean_s), 2)),
         line("Mean TTFT, scheduled at once (ms):", ms(latency["ttft_not_queued"].mean_s)),
-        line("KV cache usage, mean / max (%):", pair(percent(metrics.kv_usage_mean), percent(metrics.kv_usage_max))),
+        _kv_line(metrics),
         line("Preemptions:", metrics.preemptions),
     ]
     if metrics.preemptions:
@@ -123,6 +124,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
             line("USD per 1M tokens, total:", f"{metrics.usd_per_1m_total:.3f}"),
         ]
     lines += _priority_lines(result)
+    lines += _fleet_lines(result)
     if found is not None:
         lines.append(header("Bottleneck"))
         lines += textwrap.wrap(found.sentence, 78)
@@ -141,6 +143,9 @@ def _claim_lines(result: SimulationResult) -> list[str]:
 
 def claim_warning(result: SimulationResult) -> list[str]:
     """The sentence on top of a run of whose step time more than a tenth lies outside calibration."""
+    if result.pools:
+        said = [(pool.name, claim_warning(pool.result)) for pool in result.pools]
+        return [text for name, lines in said if lines for text in (f"Pool {name}:", *lines)]
     claim = result.claim
     if claim is None or claim.outside_share <= OUTSIDE_SHARE:
         return []
@@ -180,6 +185,38 @@ def _priority_lines(result: SimulationResult) -> list[str]:
         for one in classes
     ]
     return [header("TTFT by priority, median / P99 (ms)"), *rows]
+
+
+def _kv_line(metrics: Metrics) -> str:
+    return line("KV cache usage, mean / max (%):", pair(percent(metrics.kv_usage_mean), percent(metrics.kv_usage_max)))
+
+
+def _fleet_lines(result: SimulationResult) -> list[str]:
+    """A fleet's pools, and of what hands over the parts of the time to the first token and the busiest link."""
+    if not result.pools:
+        return []
+    lines = []
+    for share in pool_shares(result):
+        pool, metrics = share.pool, share.metrics
+        lines += [
+            header(f"Pool {pool.name} ({pool.role})"),
+            line("Replicas:", share.what),
+            line("Step time / duration (%):", percent(metrics.busy_share)),
+            line("Mean batch, requests / tokens:", pair(metrics.batch_requests_mean, metrics.batch_tokens_mean)),
+            _kv_line(metrics),
+            line("Mean queue time (ms):", ms(metrics.latency["queue"].mean_s)),
+            *_claim_lines(pool.result),
+        ]
+    parts = ttft_parts(result)
+    if parts:
+        lines.append(header("TTFT by part, mean / P99 (ms)"))
+        for name, found in parts.items():
+            words = WORDS[name]
+            label = f"{words[:1].upper()}{words[1:]}:"
+            lines.append(line(label, pair(ms(found.mean_s), ms(found.percentile_s(99.0)), 2)))
+    for row in link_rows(result)[:1]:
+        lines.append(line("Busiest link:", f"{row['link']}, {row['busy_share']:.1%} of the time"))
+    return lines
 
 
 def _stage_lines(result: SimulationResult, metrics: Metrics) -> list[str]:

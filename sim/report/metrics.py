@@ -229,7 +229,7 @@ def peak_output_throughput(result: SimulationResult) -> float | None:
     if not len(result.steps) or not len(result.requests):
         return None
     second = (np.asarray(result.steps.end_ns) - int(np.min(result.requests.arrival_ns))) // NS_PER_S
-    return float(np.bincount(np.maximum(second, 0), weights=np.asarray(result.steps.emitting, float)).max())
+    return float(np.bincount(np.maximum(second, 0), weights=np.asarray(result.seen_tokens, float)).max())
 
 
 def peak_concurrent_requests(requests: RequestTable) -> int:
@@ -248,12 +248,14 @@ def kv_usage(result: SimulationResult) -> tuple[float | None, float | None]:
     span_ns = np.asarray(result.steps.end_ns, np.int64) - np.asarray(result.steps.start_ns, np.int64)
     if not len(span_ns) or not span_ns.sum() or result.num_gpu_blocks <= 0:
         return None, None
-    used = 1 - np.asarray(result.steps.free_blocks) / result.num_gpu_blocks
+    used = 1 - np.asarray(result.steps.free_blocks) / result.step_blocks
     return float((used * span_ns).sum() / span_ns.sum()), float(used.max())
 
 
 def recomputed_tokens(result: SimulationResult) -> int | None:
     """Tokens computed beyond what every request needs once, `prompt - cached + output - 1`.
+
+    A decode instance computes the last token of a prompt that was prefilled elsewhere again: one more.
 
     None where steps were not recorded or a request ended half-way, because then the need is not known.
     """
@@ -265,5 +267,7 @@ def recomputed_tokens(result: SimulationResult) -> int | None:
     columns = (requests.prompt_tokens, requests.cached_tokens, requests.output_tokens)
     prompt, cached, output = (np.asarray(c)[rows].astype(np.int64) for c in columns)
     need = int((prompt - cached + output - 1).sum())
+    if result.transfers is not None:
+        need += int((np.asarray(result.transfers.source)[rows] >= 0).sum())
     computed = int(np.sum(steps.prefill_tokens, dtype=np.int64) + np.sum(steps.decodes, dtype=np.int64))
     return max(computed - need, 0)

@@ -171,6 +171,16 @@ class Claim:
 
 
 @dataclass
+class PoolResult:
+    """One pool of a fleet: the run as it saw it. Its `result` numbers its ranks from 0, the fleet from `first`."""
+
+    name: str
+    role: str
+    first: int
+    result: "SimulationResult"
+
+
+@dataclass
 class SimulationResult:
     """One run, whole: what happened, under which assumptions, and what was not modelled.
 
@@ -190,6 +200,9 @@ class SimulationResult:
     - `quantisation`: name of the format in which the model's weights are stored; "none": as they were trained.
     - `predictor`: the configuration's, which priced the steps; `taught`: whether measured servers or a run corrected
       its prices.
+    - `pools`: of a fleet of several pools, each with its own result; the fields about one engine (`memory`,
+      `settings`, `claim`, `stages`) are empty then, and `num_gpu_blocks` is that of the smallest. `transfers`, `links`:
+      KV that went from prefill to decode instances.
     - `log`: format and rules of the engine's own log by name (`sim.deployment.rules.LogRules`; empty: not known), which
       has a line every `log_interval_s` where it goes by time.
     """
@@ -227,14 +240,38 @@ class SimulationResult:
     quantisation: str = "none"
     predictor: str = ""
     taught: bool = False
+    pools: tuple[PoolResult, ...] = ()
+    transfers: TransferTable | None = None
+    links: LinkTable | None = None
 
     @property
     def ranks(self) -> int:
         """Schedulers, each with a KV cache of its own: the data-parallel ranks of all replicas."""
+        if self.pools:
+            return sum(pool.result.ranks for pool in self.pools)
         return self.replicas * self.data_parallel
+
+    @property
+    def step_blocks(self) -> np.ndarray:
+        """KV blocks of the rank that ran each step, axis `step`."""
+        if self.pools:
+            return np.concatenate([pool.result.step_blocks for pool in self.pools])
+        return np.full(len(self.steps), self.num_gpu_blocks)
+
+    @property
+    def seen_tokens(self) -> np.ndarray:
+        """Tokens that each step emits for a client, axis `step`: that of a prefill instance nobody sees."""
+        if self.pools:
+            parts = [np.asarray(p.result.steps.emitting) * (p.role != "prefill") for p in self.pools]
+            return np.concatenate(parts)
+        return np.asarray(self.steps.emitting)
 
     def rank_name(self, index: int) -> str:
         """What the rank of that number is called: `replica 1, rank 0`, or the one of the two that says all."""
+        for pool in reversed(self.pools):
+            if index >= pool.first:
+                own = pool.result.rank_name(index - pool.first)
+                return f"{pool.name}, {own}" if pool.result.ranks > 1 else pool.name
         replica, rank = divmod(index, self.data_parallel)
         if self.data_parallel == 1:
             return f"replica {replica}"
@@ -243,6 +280,8 @@ class SimulationResult:
     @property
     def busy_ns(self) -> np.ndarray:
         """Time that a device spends on each step, axis `step`: of pipeline stages the mean."""
+        if self.pools:
+            return np.concatenate([pool.result.busy_ns for pool in self.pools])
         if self.stages is None:
             return np.asarray(self.steps.end_ns) - np.asarray(self.steps.start_ns)
         busy: np.ndarray = (self.stages.end_ns - self.stages.start_ns).mean(axis=1)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.report.bottleneck import verdict
 from sim.report.console import console
 from sim.report.engine_log import ENGINE_LOG, engine_log
+from sim.report.fleet import fleet_verdict
 from sim.report.metrics import PERCENTILES, measure
 from sim.report.page.build import page
 from sim.report.plain import plain, to_json
@@ -43,7 +43,7 @@ def write_results(
     """
     percentiles = tuple(sorted({*percentiles, 99.0}))
     metrics = measure(result, percentiles)
-    found = verdict(result, metrics)
+    found = fleet_verdict(result, metrics)
     fields = summary(result, metrics, found)
 
     def fill(out: Path) -> None:
@@ -73,7 +73,7 @@ def write_summary(
 ) -> dict[str, Any]:
     """Write only config.yaml, overrides.yaml and summary.json: for sweeps of very many runs; return the summary."""
     metrics = measure(result, tuple(sorted({*percentiles, 99.0})))
-    fields = summary(result, metrics, verdict(result, metrics))
+    fields = summary(result, metrics, fleet_verdict(result, metrics))
     _write_folder(Path(folder), lambda out: _write_fields(out, result.config, overrides, fields))
     return fields
 

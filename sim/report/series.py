@@ -85,7 +85,7 @@ def series(result: SimulationResult, width_s: float) -> Series:
         np.asarray(column, np.int64) for column in (steps.replica, steps.start_ns, steps.end_ns)
     )
     until_ns = holds_until_ns(replica, start_ns, end_ns) if len(steps) else end_ns
-    used = 1 - np.asarray(steps.free_blocks, float) / max(result.num_gpu_blocks, 1)
+    used = 1 - np.asarray(steps.free_blocks, float) / np.maximum(result.step_blocks, 1)
 
     def mean(value: np.ndarray, until: np.ndarray = until_ns) -> np.ndarray:
         return bin_means(replica, start_ns, until, np.asarray(value, float), edges_ns)
@@ -114,7 +114,7 @@ def series(result: SimulationResult, width_s: float) -> Series:
         kv_mean=mean(used) / result.ranks,
         kv_max=kv_max,
         input_tokens_per_s=per_bin(end_ns, steps.prefill_tokens) / width_s,
-        output_tokens_per_s=per_bin(end_ns, steps.emitting) / width_s,
+        output_tokens_per_s=per_bin(end_ns, result.seen_tokens) / width_s,
         preemptions=per_bin(start_ns, steps.preempted),
         busy=busy / result.ranks,
     )

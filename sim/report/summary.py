@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from sim.report.bottleneck import Verdict, verdict
+from sim.report.bottleneck import Verdict
+from sim.report.fleet import fleet_fields, fleet_verdict
 from sim.report.hit_rate import LookupTotals
 from sim.report.metrics import Metrics, measure
 from sim.report.percentile import Distribution
@@ -71,7 +72,7 @@ def priority_fields(result: SimulationResult) -> list[dict[str, Any]] | None:
 def summary(result: SimulationResult, metrics: Metrics | None = None, found: Verdict | None = None) -> dict[str, Any]:
     """The summary of a run as plain data, ready for strict JSON. `metrics` and `found` may be passed to save time."""
     metrics = metrics or measure(result)
-    found = found or verdict(result, metrics)
+    found = found or fleet_verdict(result, metrics)
     fields: dict[str, Any] = {
         "schema": SCHEMA,
         "status": "ok",
@@ -140,6 +141,7 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "busy_share": metrics.busy_share,
         "step_time_s": {name.removesuffix("_s"): values.sum() for name, values in result.components_s.items()},
         "bottleneck": found,
+        **fleet_fields(result),
         "memory": result.memory,
         "settings": result.settings,
         "assumptions": [{"what": what, "value": value, "source": source} for what, value, source in result.assumptions],

@@ -58,7 +58,7 @@ def step_columns(result: SimulationResult) -> dict[str, np.ndarray]:
     columns["running_requests"] = np.asarray(steps.running)
     columns["waiting_requests"] = np.asarray(steps.waiting)
     columns["free_blocks"] = np.asarray(steps.free_blocks)
-    columns["used_blocks"] = max(result.num_gpu_blocks - 1, 0) - np.asarray(steps.free_blocks)
+    columns["used_blocks"] = np.maximum(result.step_blocks - 1, 0) - np.asarray(steps.free_blocks)
     columns["preempted_requests"] = np.asarray(steps.preempted)
     columns |= _columns(steps, ("issued_ns", "ended", "freed_blocks"))
     columns |= {f"prefix_{name}": np.asarray(getattr(steps, name)) for name in LOOKUPS}

@@ -75,12 +75,13 @@ def _step_events(result: SimulationResult, order: np.ndarray) -> list[dict[str, 
     )
     columns = [np.asarray(getattr(steps, name))[order].tolist() for name in names]
     columns.append(_spans(result, order))
-    blocks = max(result.num_gpu_blocks, 1)
+    columns.append(np.maximum(result.step_blocks, 1)[order].tolist())
     last: dict[tuple[int, str], float] = {}
     events: list[dict[str, Any]] = []
-    for replica, start, tokens, chunks, decodes, context, padded, mode, running, waiting, free, preempted, spans in zip(
-        *columns, strict=True
-    ):
+    for (
+        *(replica, start, tokens, chunks, decodes, context, padded, mode, running, waiting, free, preempted, spans),
+        blocks,
+    ) in zip(*columns, strict=True):
         pid, ts = int(replica) + 1, start / 1000
         kind = "mixed" if tokens and decodes else "prefill" if tokens else "decode"
         args = {

@@ -10,6 +10,7 @@ import numpy as np
 
 from sim.report.bottleneck import Verdict
 from sim.report.console import claim_warning, percent
+from sim.report.fleet import WORDS, link_rows, pool_shares, ttft_parts
 from sim.report.metrics import Metrics, latencies, meets
 from sim.report.page.data import chart_data
 from sim.report.plain import plain, to_json
@@ -18,6 +19,9 @@ from sim.report.result import SimulationResult
 from sim.report.summary import ms, percentile_word
 from sim.units import GIB
 
+
+MOST_LINKS = 12
+"""Links shown, the busiest."""
 
 ROWS = (
     ("ttft", "TTFT", "time to first token, from arrival"),
@@ -50,6 +54,7 @@ def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> s
             "priorities": priority_table(result),
             "hits": hits_html(metrics),
             "step_note": step_note(metrics),
+            "pools": pools_html(result),
             "replicas": replica_table(result),
             "memory": memory_html(result),
             "workload": workload_html(result),
@@ -285,6 +290,66 @@ def step_note(metrics: Metrics) -> str:
     )
 
 
+def pools_html(result: SimulationResult) -> str:
+    """A fleet's pools, the parts of the time to the first token, and the links that carried KV; "" without pools."""
+    if not result.pools:
+        return ""
+    rows = []
+    verdicts = []
+    for share in pool_shares(result):
+        pool, metrics = share.pool, share.metrics
+        rows.append(
+            [
+                escape(pool.name),
+                escape(pool.role),
+                escape(share.what),
+                quantity(percent(metrics.busy_share)),
+                quantity(metrics.batch_requests_mean),
+                quantity(percent(metrics.kv_usage_mean)),
+                quantity(percent(metrics.kv_usage_max)),
+                quantity(ms(metrics.latency["queue"].mean_s)),
+                f"{int(np.sum(pool.result.steps.preempted)):,}",
+            ]
+        )
+        if share.verdict is not None:
+            verdicts.append(f"{pool.name}: {share.verdict.sentence}")
+    head = [
+        "pool",
+        "role",
+        "replicas",
+        "busy (%)",
+        "mean batch",
+        "mean KV use (%)",
+        "peak (%)",
+        "queue (ms)",
+        "preemptions",
+    ]
+    text = f"<h3>By pool</h3>{table(head, rows, 'numbers')}{bullets(verdicts)}"
+    parts = ttft_parts(result)
+    if parts:
+        cells = [
+            [WORDS[name], *(quantity(ms(x)) for x in (found.mean_s, found.median_s, found.percentile_s(99.0)))]
+            for name, found in parts.items()
+        ]
+        text += "<h3>Time to first token by part (ms)</h3>"
+        text += table(["part", "mean", "median", "P99"], cells, "numbers")
+    links = link_rows(result)[:MOST_LINKS]
+    if links:
+        cells = [
+            [
+                escape(row["link"]),
+                quantity(row["bytes"] / GIB),
+                quantity(row["bytes_per_s"] / 1e9),
+                quantity(100 * row["busy_share"]),
+                f"{row['most_flows']:,}",
+            ]
+            for row in links
+        ]
+        text += "<h3>Links</h3>"
+        text += table(["link", "GiB moved", "GB/s usable", "in use (%)", "most transfers at once"], cells, "numbers")
+    return text
+
+
 def replica_table(result: SimulationResult) -> str:
     """How evenly the replicas, or their data-parallel ranks, were used; nothing for one."""
     if result.ranks < 2:
@@ -294,7 +359,7 @@ def replica_table(result: SimulationResult) -> str:
     for r in range(result.ranks):
         mine, here = np.asarray(requests.replica) == r, np.asarray(steps.replica) == r
         span_s = result.busy_ns[here].sum() / 1e9
-        used = 1 - np.asarray(steps.free_blocks)[here] / max(result.num_gpu_blocks, 1)
+        used = 1 - np.asarray(steps.free_blocks)[here] / np.maximum(result.step_blocks, 1)[here]
         rows.append(
             [
                 result.rank_name(r),
@@ -313,6 +378,9 @@ def replica_table(result: SimulationResult) -> str:
 
 def memory_html(result: SimulationResult) -> str:
     """The memory sum term by term."""
+    if result.pools:
+        parts = [f"<h3>{escape(pool.name)}</h3>{memory_html(pool.result)}" for pool in result.pools]
+        return "".join(part.replace(' id="memory-chart"', "") for part in parts)
     memory = result.memory
     if memory is None or not memory.terms:
         return '<p class="note">The memory sum was not part of this run.</p>'

@@ -1,0 +1,332 @@
+"""A deployment of several pools: each compiled like a deployment of its own, simulated together."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from conf.schema import SimulateConf
+from sim.api.job import Infeasible, Job, bounds_ms, build
+from sim.api.outcome import assemble
+from sim.deployment.pools import PoolSpec, pools_of
+from sim.deployment.topology import Topology, lay_out
+from sim.event.handover import HandOverCosts
+from sim.event.pool import EnginePool
+from sim.event.router import make_router
+from sim.event.run import ExactRun, Routing, run_fleet
+from sim.hardware.kv_transfer import transfer_facts
+from sim.report.result import PoolResult, RequestTable, SimulationResult, StepTable
+from sim.scheduler.find import failure
+from sim.workload.build import build_workload
+from sim.workload.trace import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class PoolJob:
+    """One pool, compiled: its name, its role, and a job as if it were alone."""
+
+    name: str
+    role: str
+    job: Job
+
+    @property
+    def ranks(self) -> int:
+        """Schedulers of all its replicas."""
+        deployment = self.job.conf.deployment
+        return deployment.replicas * deployment.data_parallel
+
+    @property
+    def devices_per_rank(self) -> int:
+        """Devices behind one scheduler."""
+        deployment = self.job.conf.deployment
+        return deployment.tensor_parallel * deployment.pipeline_parallel
+
+    @property
+    def block_bytes(self) -> float:
+        """Bytes of one KV block on all devices of a rank."""
+        ranks = self.job.conf.deployment.tensor_parallel
+        return float(sum(stage.layout.bytes_per_block for stage in self.job.budget.stages) * ranks)
+
+
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """A checked simulation of several pools. `topology`: where KV moves, if some pools only prefill."""
+
+    conf: SimulateConf
+    workload: Workload
+    pools: tuple[PoolJob, ...]
+    topology: Topology | None = None
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether some pools only prefill and others only decode."""
+        return self.topology is not None
+
+
+def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
+    """Check a configuration with `deployment.pools` and compile it.
+
+    **Raises:** `ValueError` for bad input and `Infeasible` for a pool that does not fit, both naming the pool.
+    """
+    specs = pools_of(conf.deployment, conf.hardware, conf.engine)
+    make_router(conf.deployment.router, conf.seed)
+    _check_router(conf)
+    workload = workload if workload is not None else build_workload(conf.workload, conf.seed)
+    pools = tuple(_compile(spec, conf, workload) for spec in specs)
+    topology = None
+    if any(spec.role == "prefill" for spec in specs):
+        _check_kv(pools)
+        _, efficiency = _costs(conf)
+        topology = lay_out(
+            [(pool.name, pool.job.plan.device, pool.ranks, pool.devices_per_rank) for pool in pools],
+            conf.deployment.transfer,
+            efficiency,
+        )
+        _check_paths(topology, pools)
+    return Fleet(conf, workload, pools, topology)
+
+
+def _compile(spec: PoolSpec, conf: SimulateConf, workload: Workload) -> PoolJob:
+    own = dataclasses.replace(conf, hardware=spec.device, engine=spec.engine, deployment=spec.deployment)
+    try:
+        return PoolJob(spec.name, spec.role, build(own, workload))
+    except Infeasible as error:
+        raise Infeasible(f"pool {spec.name} ({spec.role}): {error}") from error
+    except ValueError as error:
+        raise ValueError(f"pool {spec.name} ({spec.role}): {error}") from error
+
+
+def _check_router(conf: SimulateConf) -> None:
+    try:
+        make_router(conf.deployment.decode_router, conf.seed)
+    except ValueError as error:
+        raise ValueError(str(error).replace("deployment.router", "deployment.decode_router")) from None
+
+
+def _check_kv(pools: Sequence[PoolJob]) -> None:
+    """Raise `ValueError` where the two sides could not read each other's blocks."""
+    sides = [pool for pool in pools if pool.role != "both"]
+    for key, of in (
+        ("block_size", lambda pool: pool.job.plan.engine.block_size),
+        ("kv_cache_dtype", lambda pool: pool.job.plan.engine.kv_bytes_per_element),
+        ("hybrid_kv_cache", lambda pool: len(pool.job.groups)),
+    ):
+        if len({of(pool) for pool in sides}) > 1:
+            values = ", ".join(f"{pool.name} {of(pool):g}" for pool in sides)
+            raise ValueError(
+                f"prefill and decode pools must have equal KV blocks, but engine.{key} makes them differ ({values}): "
+                f"give deployment.pools.*.settings.{key} one value."
+            )
+    if any(group.kind == "mamba" for pool in sides for group in pool.job.groups):
+        raise ValueError(
+            f"the transfer of recurrent states is not simulated, got {sides[0].job.plan.model.name} with "
+            "deployment.pools of role prefill; choose pools of role both."
+        )
+
+
+def _check_paths(topology: Topology, pools: Sequence[PoolJob]) -> None:
+    """Raise `ValueError` for a prefill and a decode replica that no link joins."""
+    firsts = np.cumsum([0, *(pool.ranks for pool in pools)]).tolist()
+    for source, first in zip(pools, firsts, strict=False):
+        for target, other in zip(pools, firsts, strict=False):
+            if source.role == "prefill" and target.role == "decode":
+                for one in range(first, first + source.ranks):
+                    topology.path(one, other)
+
+
+def _costs(conf: SimulateConf) -> tuple[HandOverCosts, float]:
+    """What a hand-over costs, and the share of the links' rate that a transfer reaches."""
+    facts, _ = transfer_facts()
+    given = conf.deployment.transfer
+    value = {key: facts[key] if getattr(given, key) is None else getattr(given, key) for key in facts}
+    costs = HandOverCosts(value["hand_over_s"], value["setup_s"], value["block_s"], value["latency_s"])
+    return costs, value["efficiency"]
+
+
+def run_fleet_of(fleet: Fleet, on_progress: Callable[[int], None] | None = None) -> SimulationResult:
+    """Simulate a fleet with the exact engine."""
+    started = time.perf_counter()
+    pools = [
+        EnginePool(
+            pool.job.plan.engine,
+            pool.job.prices(),
+            pool.job.pool_blocks,
+            pool.job.groups,
+            replicas=pool.job.conf.deployment.replicas,
+            data_parallel=pool.job.conf.deployment.data_parallel,
+            scheduler=pool.job.conf.engine.scheduler,
+            role=pool.role,
+            block_bytes=pool.block_bytes,
+            name=pool.name,
+        )
+        for pool in fleet.pools
+    ]
+    priced = time.perf_counter()
+    deployment = fleet.conf.deployment
+    routing = Routing(deployment.router, deployment.decode_router, deployment.pairing == "at_arrival")
+    costs, _ = _costs(fleet.conf)
+    try:
+        exact = run_fleet(
+            fleet.workload,
+            pools,
+            routing,
+            topology=fleet.topology,
+            costs=costs,
+            seed=fleet.conf.seed,
+            on_progress=on_progress,
+        )
+    except Exception as error:
+        raise failure(fleet.pools[0].job.conf.engine.scheduler, error) from error
+    simulated = time.perf_counter()
+    result = _whole(fleet, exact, _pool_results(fleet, exact))
+    result.timing = {
+        "price_table_s": priced - started,
+        "simulate_s": simulated - priced,
+        "simulate_cpu_s": exact.cpu_s,
+        "components_s": time.perf_counter() - simulated,
+        "events": float(exact.events),
+        "steps_per_cpu_s": len(exact.steps) / exact.cpu_s if exact.cpu_s > 0 else 0.0,
+    }
+    return result
+
+
+def _pool_results(fleet: Fleet, exact: ExactRun) -> list[PoolResult]:
+    """The run as each pool saw it."""
+    found = []
+    first = 0
+    for pool, stages in zip(fleet.pools, exact.pool_stages, strict=True):
+        rows = slice(*np.searchsorted(exact.steps.replica, (first, first + pool.ranks)).tolist())
+        steps = StepTable(
+            **{field.name: getattr(exact.steps, field.name)[rows] for field in dataclasses.fields(StepTable)}
+        )
+        steps.replica = steps.replica - first
+        nothing = np.zeros(0, np.int64)
+        own = dataclasses.replace(
+            exact,
+            requests=_requests_of(exact, pool.role, first, first + pool.ranks),
+            steps=steps,
+            pool_stages=(stages,),
+            itl_ns=nothing if pool.role == "prefill" else exact.itl_ns,
+            itl_count=nothing if pool.role == "prefill" else exact.itl_count,
+            transfers=None,
+            links=None,
+        )
+        result = assemble(pool.job, own, steps, exact.checks, "exact")
+        found.append(PoolResult(pool.name, pool.role, first, result))
+        first += pool.ranks
+    return found
+
+
+def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> RequestTable:
+    """The requests of a pool and their times there.
+
+    A prefill pool's requests come from clients and end with its one token; a decode pool's come with the end of their
+    prefill, and have started when they have blocks.
+    """
+    requests, moved = exact.requests, exact.transfers
+    columns = {field.name: getattr(requests, field.name) for field in dataclasses.fields(RequestTable)}
+    place = requests.replica
+    if moved is not None and role != "both":
+        place = moved.source if role == "prefill" else moved.target
+    if moved is not None and role == "prefill":
+        columns |= {"first_token_ns": moved.prefilled_ns, "finish_ns": moved.prefilled_ns}
+        columns |= {"output_tokens": np.ones_like(requests.output_tokens)}
+    if moved is not None and role == "decode":
+        columns |= {"arrival_ns": moved.prefilled_ns, "queued_ns": moved.queued_ns, "scheduled_ns": moved.allocated_ns}
+        columns |= {"cached_tokens": np.maximum(requests.prompt_tokens - 1, 0)}
+    mine = (place >= first) & (place < stop)
+    columns = {name: values[mine] for name, values in columns.items()}
+    return RequestTable(**columns | {"replica": place[mine] - first})
+
+
+def _whole(fleet: Fleet, exact: ExactRun, pools: list[PoolResult]) -> SimulationResult:
+    """The fleet's result: what the clients saw, all steps, and each pool's own result beside them."""
+    results = [pool.result for pool in pools]
+    gpus = sum(result.gpus for result in results)
+    names = [name for result in results for name in result.components_s]
+    components = {
+        name: np.concatenate([result.components_s.get(name, np.zeros(len(result.steps))) for result in results])
+        for name in dict.fromkeys(names)
+    }
+    head = results[0]
+    checks = dict(exact.checks)
+    for result in results:
+        for name, holds in result.checks.items():
+            checks[name] = checks.get(name, True) and holds
+    return dataclasses.replace(
+        head,
+        requests=exact.requests,
+        steps=exact.steps,
+        itl_ns=exact.itl_ns,
+        itl_count=exact.itl_count,
+        components_s=components,
+        claim=None,
+        device=" + ".join(dict.fromkeys(result.device for result in results)),
+        engine_label=" + ".join(dict.fromkeys(result.engine_label for result in results)),
+        gpus=gpus,
+        num_gpu_blocks=min(result.num_gpu_blocks for result in results),
+        usd_per_gpu_hour=_mean_price(results, gpus),
+        memory=None,
+        assumptions=_assumptions(fleet, pools),
+        not_modelled=_not_modelled(fleet, results),
+        config=dataclasses.asdict(fleet.conf),
+        checks=checks,
+        settings={},
+        log={},
+        replicas=sum(result.replicas for result in results),
+        data_parallel=1,
+        stages=None,
+        slo_ms=bounds_ms(fleet.conf),
+        taught=any(result.taught for result in results),
+        pools=tuple(pools),
+        transfers=exact.transfers,
+        links=exact.links,
+    )
+
+
+def _mean_price(results: Sequence[SimulationResult], gpus: int) -> float:
+    """USD per device and hour, 0 if that of one pool is not known."""
+    if not all(result.usd_per_gpu_hour for result in results):
+        return 0.0
+    return sum(result.usd_per_gpu_hour * result.gpus for result in results) / gpus
+
+
+def _assumptions(fleet: Fleet, pools: Sequence[PoolResult]) -> list[tuple[str, str, str]]:
+    """Rows that hold for all pools once, the others with the pool's name; and those of the hand-over."""
+    every = [set(pool.result.assumptions) for pool in pools]
+    common = set.intersection(*every)
+    rows = [row for row in pools[0].result.assumptions if row in common]
+    for pool in pools:
+        rows += [(f"{pool.name}: {row[0]}", *row[1:]) for row in pool.result.assumptions if row not in common]
+    deployment = fleet.conf.deployment
+    rows.append(("router", deployment.router, "deployment.router"))
+    if not fleet.disaggregated:
+        return rows
+    facts, sources = transfer_facts()
+    when = "when the prefill ends" if deployment.pairing == "after_prefill" else "when the request arrives"
+    rows.append(("decode instance", f"{deployment.decode_router}, chosen {when}", "deployment.decode_router, pairing"))
+    words = {
+        "hand_over_s": ("hand-over to the decode side's server", "{:.2f} ms", 1e3),
+        "setup_s": ("before the first byte, per transfer", "{:.2f} ms", 1e3),
+        "block_s": ("before the first byte, per block", "{:.1f} us", 1e6),
+        "latency_s": ("latency of a transfer", "{:.2f} ms", 1e3),
+        "efficiency": ("share of the links' rate that transfers reach", "{:.2f}", 1.0),
+    }
+    for key, (what, form, scale) in words.items():
+        given = getattr(deployment.transfer, key)
+        source = f"deployment.transfer.{key}" if given is not None else sources[key]
+        rows.append((what, form.format(scale * (facts[key] if given is None else given)), source))
+    return rows
+
+
+def _not_modelled(fleet: Fleet, results: Sequence[SimulationResult]) -> list[str]:
+    found = list(dict.fromkeys(sentence for result in results for sentence in result.not_modelled))
+    if fleet.disaggregated:
+        found += [
+            "transfers that fail, and requests that are aborted on their way",
+            "leases: blocks that a prefill instance frees because nobody has read them for long",
+            "transfer of layers while others are still computed, and of blocks in pieces",
+        ]
+    return found

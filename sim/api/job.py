@@ -1,0 +1,140 @@
+"""From a configuration to a checked job: nothing in it can fail for a reason the user could have been told."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from conf.schema import SimulateConf
+from predictors.learned import artifact_for, cost_rows, learned_cost
+from predictors.served import taught_plan
+from sim.cost.analytic import analytic_cost
+from sim.cost.lockstep import LockstepPrices, lockstep_prices
+from sim.cost.model import CostModel
+from sim.cost.stages import StagePrices, stage_prices
+from sim.cost.table import PriceTable, price_table
+from sim.deployment.compile import bounded, compile_plan
+from sim.deployment.plan import Plan
+from sim.deployment.pools import pools_of
+from sim.event.router import make_router
+from sim.hardware.check import device_from
+from sim.memory.budget import memory_budget
+from sim.memory.cache import cache_shape
+from sim.memory.describe import with_fitting_length
+from sim.memory.shape import GroupShape
+from sim.memory.terms import MemoryBudget
+from sim.model.read import model_from_conf
+from sim.report.engine_log import check_interval
+from sim.report.metrics import check_slo
+from sim.scan.jobs import LaneJob, lane_job
+from sim.scheduler.find import check_scheduler, knows_groups, most_batch_tokens, most_running
+from sim.workload.build import build_workload
+from sim.workload.trace import Workload
+
+
+class Infeasible(ValueError):
+    """The deployment is well described but cannot start; the sentence says what would fit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A checked simulation: nothing in it can fail for a reason the user could have been told."""
+
+    conf: SimulateConf
+    plan: Plan
+    budget: MemoryBudget
+    workload: Workload
+    cost: CostModel
+    cost_rows: tuple[tuple[str, str, str], ...] = ()
+    estimated: bool = True
+    taught: bool = False
+
+    @property
+    def pool_blocks(self) -> int:
+        """KV blocks of one replica, the null block included, which the groups of layers share.
+
+        A scheduler that knows no groups has those of one, as if each held the whole context.
+        """
+        known = knows_groups(self.conf.engine.scheduler)
+        return self.budget.num_blocks if known else self.budget.num_blocks // len(self.budget.layout.groups)
+
+    @property
+    def groups(self) -> tuple[GroupShape, ...]:
+        """The groups of layers with a block table each."""
+        if not knows_groups(self.conf.engine.scheduler):
+            return (GroupShape("full", self.plan.engine.block_size),)
+        layout = self.budget.layout
+        return cache_shape(layout, self.budget.num_blocks, False).groups
+
+    def price_table(self) -> PriceTable:
+        """The plan's prices for every padded token count and row count of these settings (of its first stage)."""
+        return price_table(self.cost, self.plan.arrays, *self._most())
+
+    def prices(self) -> PriceTable | StagePrices | LockstepPrices:
+        """The plan's prices: one table, one per pipeline stage, or those of data-parallel ranks in lockstep."""
+        plan = self.plan
+        if plan.shared is not None:
+            return lockstep_prices(self.cost, plan.arrays, plan.shared, plan.domains.dp_attn, *self._most())
+        if plan.hand_over is None or plan.tokens_back is None:
+            return self.price_table()
+        return stage_prices(self.cost, plan.stages, plan.hand_over, plan.tokens_back, *self._most())
+
+    def _most(self) -> tuple[int, int]:
+        """Tokens and rows of the largest batch, padding included."""
+        engine = self.plan.engine
+        tokens = most_batch_tokens(self.conf.engine.scheduler, engine)
+        return max(tokens, *engine.graph_sizes, *engine.prefill_graph_sizes, 0), engine.max_num_seqs
+
+    def lane_job(self, table: int = 0) -> LaneJob:
+        """The job as a lane of the wide engine, priced by the table of that number."""
+        return lane_job(
+            self.workload,
+            self.plan.engine,
+            self.pool_blocks - 1,
+            table=table,
+            replicas=self.conf.deployment.replicas,
+            router=self.conf.deployment.router,
+            scheduler=self.conf.engine.scheduler,
+            groups=self.groups,
+            data_parallel=self.conf.deployment.data_parallel,
+        )
+
+    def price_key(self) -> bytes:
+        """Equal for jobs whose price tables are equal."""
+        shape = repr(self._most()).encode()
+        return shape + b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((self.cost, self.plan.arrays)))
+
+
+def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
+    """Check a configuration and compile it. `workload` replaces the one that `conf.workload` describes.
+
+    **Raises:** `ValueError` for bad input, `Infeasible` for a deployment that does not fit.
+    """
+    if len(pools_of(conf.deployment, conf.hardware, conf.engine)) > 1 or conf.deployment.pools:
+        raise ValueError("this takes a deployment of one kind of replicas: leave out deployment.pools.")
+    check_scheduler(conf.engine)
+    check_interval(conf.log_interval_s)
+    check_slo(bounds_ms(conf))
+    make_router(conf.deployment.router, conf.seed)
+    model = model_from_conf(conf.model)
+    device = device_from(dataclasses.asdict(conf.hardware), conf.hardware.name)
+    engine = with_fitting_length(conf.engine, model, device, conf.deployment)
+    plan = compile_plan(model, device, engine, conf.deployment)
+    budget = memory_budget(model, device, plan.engine, conf.deployment)
+    if not budget.fits:
+        raise Infeasible(budget.verdict)
+    if workload is None:
+        workload = build_workload(conf.workload, conf.seed)
+    compiled = plan
+    predictor, plan = taught_plan(conf.predictor, compiled)
+    artifact = artifact_for(device, predictor)
+    cost = analytic_cost() if artifact is None else learned_cost(artifact, device, plan.engine.name)
+    job = Job(conf, plan, budget, workload, cost, cost_rows(artifact, device), artifact is None, plan is not compiled)
+    running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
+    return dataclasses.replace(job, plan=bounded(plan, running))
+
+
+def bounds_ms(conf: SimulateConf) -> dict[str, float]:
+    """The bounds of `conf.slo` that are set, by metric."""
+    return {key.removesuffix("_ms"): value for key, value in vars(conf.slo).items() if value is not None}

@@ -1,0 +1,142 @@
+"""From what an engine hands over to a result that a report can be made of."""
+
+import dataclasses
+import importlib.metadata
+
+import numpy as np
+
+from sim.api.job import Job, bounds_ms
+from sim.cost.lockstep import lockstep_steps
+from sim.cost.step_cost import SECONDS
+from sim.cost.table import price_steps
+from sim.event.content import has_content
+from sim.event.run import ExactRun
+from sim.hardware.spec import DeviceConf
+from sim.memory.report import memory_report
+from sim.report.result import Claim, SimulationResult, StageTable, StepTable
+from sim.scan.recover import LaneRun
+from sim.scheduler.find import knows_groups, not_modelled, reuses_prefixes
+
+
+def assemble(
+    job: Job, found: ExactRun | LaneRun, steps: StepTable, checks: dict[str, bool], engine: str
+) -> SimulationResult:
+    """Everything a report needs: the tables of a run, its steps priced by component, and what was assumed.
+
+    The step prices the engine used are compared with the cost model's own, to 1 ns.
+    """
+    stages = found.stages if isinstance(found, ExactRun) else None
+    components, agree = _components(job, steps, stages)
+    checks = checks | {"step prices equal the cost model's (1 ns)": agree}
+    plan, conf = job.plan, job.conf
+    settings = {
+        field.name: getattr(plan.engine, field.name)
+        for field in dataclasses.fields(plan.engine)
+        if field.name not in ("profile", "origin", "notes")
+    }
+    return SimulationResult(
+        requests=found.requests,
+        steps=steps,
+        itl_ns=found.itl_ns,
+        itl_count=found.itl_count,
+        components_s={name: components[name] for name in (*SECONDS, "wait_s") if name in components},
+        claim=_claim(job, components),
+        engine=engine,
+        model=plan.model.name,
+        device=plan.device.name,
+        engine_label=_engine_label(job),
+        gpus=plan.gpus,
+        num_gpu_blocks=job.pool_blocks,
+        block_size=plan.engine.block_size,
+        usd_per_gpu_hour=plan.device.usd_per_hour,
+        memory=memory_report(job.budget),
+        workload=job.workload,
+        seed=conf.seed,
+        assumptions=[*job.cost_rows, *plan.assumptions, *_price_rows(plan.device), *_workload_rows(job)],
+        not_modelled=[*plan.not_modelled, *_left_out(job)],
+        config=dataclasses.asdict(conf),
+        checks=checks,
+        settings=settings,
+        log=dataclasses.asdict(plan.engine.profile.log),
+        log_interval_s=conf.log_interval_s,
+        slo_ms=bounds_ms(conf),
+        versions={name: importlib.metadata.version(name) for name in ("headway", "jax", "numpy")},
+        replicas=conf.deployment.replicas,
+        data_parallel=conf.deployment.data_parallel,
+        stages=stages,
+        quantisation=plan.model.quantisation,
+        predictor=conf.predictor,
+        taught=job.taught,
+    )
+
+
+def _engine_label(job: Job) -> str:
+    """Engine and version, and the scheduler where it is another's."""
+    engine, scheduler = job.plan.engine, job.conf.engine.scheduler
+    return f"{engine.name} {engine.version}" + (f", scheduler {scheduler}" if scheduler != engine.name else "")
+
+
+def _components(job: Job, steps: StepTable, stages: StageTable | None) -> tuple[dict[str, np.ndarray], bool]:
+    """Seconds of each step by component, all stages together, and whether the engine used the same prices."""
+    first = steps if stages is None else stages
+    plan = job.plan
+    if plan.shared is not None:
+        # ranks of one replica that start at the same time run one step
+        replica = np.asarray(steps.replica) // plan.domains.dp_attn
+        _, step = np.unique(np.stack([replica, steps.start_ns]), axis=1, return_inverse=True)
+        found = lockstep_steps(job.cost, plan.arrays, plan.shared, steps, step)
+        used_s = 1e-9 * (steps.end_ns - steps.start_ns)
+        return found, bool((abs(used_s - found["total_s"]) <= 1.001e-9).all())
+    totals: dict[str, np.ndarray] = {}
+    agree = True
+    for stage, arrays in enumerate(job.plan.stages):
+        found = price_steps(job.cost, arrays, steps)
+        used_ns = first.end_ns - first.start_ns
+        used_s = 1e-9 * (used_ns if stages is None else used_ns[:, stage])
+        agree = agree and bool((abs(used_s - found["total_s"]) <= 1.001e-9).all())
+        found["error_s"] = found.pop("rel_error") * found["total_s"]
+        found["outside_s"] = found.pop("outside_share") * found["total_s"]
+        totals = {name: totals.get(name, 0.0) + value for name, value in found.items()}
+    return totals, agree
+
+
+def _claim(job: Job, components: dict[str, np.ndarray]) -> Claim:
+    """Error and share outside calibration of all steps together, by time."""
+    total_s = float(components["total_s"].sum())
+    if not total_s:
+        return Claim(0.0, 0.0, job.estimated)
+    return Claim(
+        float(components["error_s"].sum()) / total_s, float(components["outside_s"].sum()) / total_s, job.estimated
+    )
+
+
+def _price_rows(device: DeviceConf) -> list[tuple[str, str, str]]:
+    if not device.usd_per_hour:
+        return [("price", "none: usd_per_hour of the device is 0", "device file")]
+    price = f"{device.usd_per_hour:.2f} USD per GPU-hour"
+    return [("price", price, device.sources.get("usd_per_hour", "device file, no source given"))]
+
+
+def _workload_rows(job: Job) -> list[tuple[str, str, str]]:
+    workload = job.workload
+    rows = [("workload", text, "workload configuration") for text in workload.provenance]
+    rows += [("workload", text, "while reading it") for text in workload.notes]
+    engine = job.conf.engine
+    if engine.kv_cache_memory_bytes is None and engine.num_gpu_blocks_override is None:
+        low, high = job.budget.blocks_low, job.budget.blocks_high
+        rows.append(("KV blocks", f"{low:,} to {high:,} are plausible", "memory sum"))
+    return rows
+
+
+def _left_out(job: Job) -> list[str]:
+    """What the first form of the exact engine does not do."""
+    missing = []
+    scheduler = job.conf.engine.scheduler
+    if job.plan.engine.prefix_caching and not has_content(job.workload):
+        missing.append("prefix hits: the workload has lengths only, no content")
+    elif job.plan.engine.prefix_caching and not reuses_prefixes(scheduler):
+        missing.append(f"prefix reuse: the scheduler {scheduler} computes every prompt, though requests have content")
+    if len(job.budget.layout.groups) > 1 and not knows_groups(scheduler):
+        missing.append("blocks that sliding windows give back: every group of layers holds the whole context")
+    missing += not_modelled(scheduler)
+    return missing
