@@ -5,6 +5,7 @@ that its error on those can be measured at any time by anybody with the tables. 
 the grid ...) need a fit of their own each, without their rows.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool
 
 from calibration.analytic_rows import analytic_rows
 from calibration.tables import tables_for
 from calibration.tables.check import quarantined
-from predictors.families import TABLES, family
-from predictors.family import Fitted, Predicted
+from predictors.families import MODULES, TABLES, family
+from predictors.family import Fitted, Predicted, none_of
 from predictors.table import LABELS, OperatorTable, concatenated
 from sim.hardware.read import load_device
 from sim.hardware.spec import DeviceConf
@@ -28,6 +30,9 @@ LICENCES = {"aiconfigurator-core": "Apache-2.0", "LLMServingSim": "MIT", "Vidur"
 """Of the public tables, by the first word of their source."""
 NOT_NAMED = "not named"
 """In place of the kernel's name where a table gives none: "" is all rows together."""
+
+
+Reasons = Mapping[str, Bool[np.ndarray, " row"]]
 
 
 @dataclass(frozen=True)
@@ -73,32 +78,92 @@ def noise(table: OperatorTable) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """All rows of one family on one device, and what was set aside on the way."""
+    """All rows of one family on one device, what was set aside on the way, and which rows no family of it uses."""
 
     device: DeviceConf
     table: OperatorTable
     summary: str
+    unused: str = ""
+
+
+class NothingToFit(ValueError):
+    """There are tables of this family and device, but no row that can be learned; why, without a full stop."""
 
 
 def gather(device: str, name: str, sources: Iterable[str | Path] = ()) -> Gathered | None:
-    """The checked rows that family `name` is fitted to; None where the sources have none of this device it uses."""
+    """The checked rows that family `name` is fitted to; None where the sources have no table of it for this device.
+
+    **Raises:** NothingToFit where they have, but none of its rows can be used.
+    """
     tables = [table for table in tables_for(device, TABLES.get(name, name), sources) if len(table)]
     if not tables:
         return None
     kept, quarantine = quarantined(tables)
     if not kept:
-        return None
-    table, used = concatenated(kept), getattr(family(name), "used", None)
-    if used is not None and not used(table).any():
-        return None
-    return Gathered(load_device(device), table, str(quarantine))
+        rows = sum(map(len, tables))
+        raise NothingToFit(
+            f"all {rows} rows of {device} for {name} are set aside: {'; '.join(map(str, quarantine.aside))}"
+        )
+    table = concatenated(kept)
+    reasons = family(name).unused(table)
+    if not none_of(reasons, len(table)).any():
+        why = counted(reasons, np.ones(len(table), bool))
+        raise NothingToFit(f"none of the {len(table)} rows of {device} for {name} can be learned: {why}")
+    return Gathered(load_device(device), table, str(quarantine), left_out(name, table, reasons))
+
+
+def left_out(name: str, table: OperatorTable, reasons: Reasons) -> str:
+    """How many rows neither `name` nor another family of the same tables uses, and why; "" for none."""
+    nobody = ~none_of(reasons, len(table))
+    for other in MODULES:
+        if other != name and TABLES.get(other, other) == table.family:
+            nobody &= ~none_of(family(other).unused(table), len(table))
+    if not nobody.any():
+        return ""
+    return f"{int(nobody.sum())} of {len(table)} rows are not learned: {counted(reasons, nobody)}"
+
+
+def counted(reasons: Reasons, rows: Bool[np.ndarray, " row"]) -> str:
+    """How many of these rows each reason leaves out; a row counts for the first that holds."""
+    found, left = [], rows.copy()
+    for reason, some in reasons.items():
+        mine = some & left
+        if mine.any():
+            found.append(f"{int(mine.sum())} {reason}")
+            left &= ~mine
+    return ", ".join(found)
+
+
+SURE = 0.99
+"""Chance of a shape held out with the number of shapes that is called enough."""
+
+
+def too_few(name: str, table: OperatorTable) -> str:
+    """What to say where the hash holds out no shape of a table: how many there are, how many would do."""
+    shapes, one_in = family(name).shapes(table), family(name).ONE_IN
+    needed = math.ceil(math.log(1.0 - SURE) / math.log(1.0 - 1.0 / one_in))
+    return (
+        f"{shapes} shape{'s are' if shapes != 1 else ' is'} too few: the hash that holds out one in {one_in} took none, "
+        f"so the error on unseen shapes is not known; {needed} are needed for one to be held out in {SURE:.0%} of cases"
+    )
 
 
 def fit_family(name: str, gathered: Gathered, *, seed: int = 0, quick: bool = False, without: str = SHAPES) -> Fitted:
-    """Fit family `name` to all rows outside the split `without`."""
+    """Fit family `name` to all rows outside the split `without`.
+
+    **Raises:** NothingToFit where none of them can be used.
+    """
     module = family(name)
     aside = module.splits(gathered.table, gathered.device)[without]
-    return module.fit(gathered.table.where(~aside), gathered.device, seed, quick)
+    table = gathered.table.where(~aside)
+    reasons = module.unused(table)
+    if not none_of(reasons, len(table)).any():
+        why = counted(reasons, np.ones(len(table), bool)) or "all are held out"
+        raise NothingToFit(
+            f"of the {len(aside)} rows of {table.device} for {name} {int(aside.sum())} are held out to judge by, and none "
+            f"of the others can be learned: {why}"
+        )
+    return module.fit(table, gathered.device, seed, quick)
 
 
 def judged(name: str, fitted: Fitted | None, gathered: Gathered, split: str = SHAPES) -> dict[str, Errors]:
@@ -164,11 +229,12 @@ def digest(table: OperatorTable) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """A fitted family, and what its card says: data, seed, date, errors by split and kernel."""
+    """A fitted family, what its card says (data, seed, date, errors by split and kernel), and notes for a person."""
 
     device: DeviceConf
     fitted: Fitted
     card: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def calibrated(
@@ -181,9 +247,11 @@ def calibrated(
     every_split: bool,
     date: str,
 ) -> Calibrated | None:
-    """Fit family `name` of `device` and judge it; None where the sources have no rows for it.
+    """Fit family `name` of `device` and judge it; None where the sources have no table for it.
 
     `every_split`: fit once more for each further split, without its rows, and judge that.
+
+    **Raises:** NothingToFit where no row of the tables can be used.
     """
     gathered = gather(device, name, sources)
     if gathered is None:
@@ -195,4 +263,5 @@ def calibrated(
         errors[split] = judged(name, other, gathered, split)
     seen = int((~family(name).splits(gathered.table, gathered.device)[SHAPES]).sum())
     plain = {split: {kernel: vars(found) for kernel, found in by.items()} for split, by in errors.items()}
-    return Calibrated(gathered.device, fitted, provenance(gathered, seen, seed, date) | {"errors": plain})
+    notes = tuple(filter(None, (gathered.unused, "" if errors[SHAPES] else too_few(name, gathered.table))))
+    return Calibrated(gathered.device, fitted, provenance(gathered, seen, seed, date) | {"errors": plain}, notes)

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from conf.files import choices as shipped, origin_of, register_choice
-from conf.mistakes import sentence, unknown_key
+from conf.mistakes import did_you_mean, misfit, nearest, sentence, unknown_key
 from conf.schema import GROUPS, SimulateConf, register
 from predictors.choice import check_predictor
+from sim.deployment.conf import PoolConf
 from sim.documents import read_mapping, user_path
 from sim.workload.used import check_read
+
+
+POOLS = "deployment.pools."
 
 
 def prepare(overrides: Sequence[str]) -> list[str]:
@@ -36,6 +40,9 @@ def prepare(overrides: Sequence[str]) -> list[str]:
         if key.lstrip("+") == "results":
             path = results_path(value)
             prepared.append("results=null" if path is None else f"results={quoted(path)}")
+            continue
+        if key.lstrip("+").startswith(POOLS):
+            prepared.append(f"++{override.lstrip('+')}")  # a pool has its keys whether its file names them or not
             continue
         if key.lstrip("+") not in GROUPS or key.startswith("~"):
             prepared.append(override)
@@ -156,6 +163,29 @@ def compose(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = (
         return conf
 
 
+def pool_of(name: str, given: Any) -> PoolConf:
+    """One entry of `deployment.pools`; `ValueError` for one that is no mapping, an unknown key or a misfit value."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if isinstance(given, PoolConf):
+        return given
+    if not isinstance(given, dict):
+        raise ValueError(f"{POOLS}{name} wants a mapping of keys, got {given!r:.60}.")
+    known = [field.name for field in dataclasses.fields(PoolConf)]
+    for key in given:
+        if key not in known:
+            near = nearest(str(key), known, 1)
+            hint = did_you_mean(near) if near else f": it has {', '.join(known)}."
+            raise ValueError(f"unknown key {POOLS}{name}.{key}{hint}")
+    try:
+        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PoolConf), given))
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{POOLS}{name}.{misfit(str(error), '')}") from None
+    assert isinstance(made, PoolConf)
+    return made
+
+
 def workload_keys(overrides: Sequence[str]) -> list[str]:
     """The keys of the workload that the overrides set, without its name."""
     keys = (override.lstrip("+").partition("=")[0] for override in overrides)
@@ -194,5 +224,6 @@ def checked(config: Any) -> SimulateConf:
     walk(config, "")
     found = OmegaConf.to_object(config)
     assert isinstance(found, SimulateConf)
+    found.deployment.pools = {name: pool_of(str(name), pool) for name, pool in found.deployment.pools.items()}
     check_predictor(found.predictor)
     return found

@@ -39,12 +39,23 @@ class Predicted(NamedTuple):
     outside: Any
 
 
+def none_of(reasons: Mapping[str, Bool[np.ndarray, " row"]], rows: int) -> Bool[np.ndarray, " row"]:
+    """The rows that no reason names."""
+    named = np.zeros(rows, bool)
+    for some in reasons.values():
+        named |= some
+    return ~named
+
+
 class Family(Protocol):
     """The module of one family."""
 
     NAME: str
     VERSION: int
     """Of features and forms; an artifact of another version is refused."""
+
+    ONE_IN: int
+    """Of so many shapes the split "shapes" holds one out."""
 
     def fit(self, table: OperatorTable, device: DeviceConf, seed: int, quick: bool) -> Fitted:
         """Fit physics and residual to all rows of `table`. `quick`: fewer steps, for tests."""
@@ -54,6 +65,12 @@ class Family(Protocol):
 
     def splits(self, table: OperatorTable, device: DeviceConf) -> Mapping[str, Bool[np.ndarray, " row"]]:
         """Held-out rows by the name of the split; "shapes" is the one that shipped artifacts never see."""
+
+    def unused(self, table: OperatorTable) -> Mapping[str, Bool[np.ndarray, " row"]]:
+        """Rows that a fit does not use, by the reason, which goes on from "12 rows"; a row may have several."""
+
+    def shapes(self, table: OperatorTable) -> int:
+        """How many shapes there are of which the split "shapes" holds some out."""
 
     def kernel(self, fitted: Fitted, device: DeviceConf, engine: str) -> Any:
         """The kernel of `sim.cost` that prices a plan of `engine` on `device`."""

@@ -35,6 +35,8 @@ def artifact_for(device: DeviceConf, predictor: str = "auto") -> Artifact | None
     - `predictor`: "auto", "kernels": what was shipped for the device, if anything; "analytic": none; else a folder
       that `headway calibrate` wrote.
 
+    Families that such a folder lacks are taken from what was shipped for the device.
+
     **Raises:** ValueError for a folder that is none, or of another device.
     """
     if predictor == "analytic":
@@ -42,6 +44,12 @@ def artifact_for(device: DeviceConf, predictor: str = "auto") -> Artifact | None
     if predictor in ("auto", "kernels"):
         folder = shipped().get(device.name)
         return None if folder is None else _shipped(folder)
+    artifact, folder = own_artifact(device, predictor), shipped().get(device.name)
+    return artifact if folder is None else completed(artifact, _shipped(folder))
+
+
+def own_artifact(device: DeviceConf, predictor: str) -> Artifact:
+    """What `headway calibrate` wrote into the folder `predictor`, alone; raises as `artifact_for`."""
     path = Path(predictor).expanduser()
     if not (path / "card.json").is_file():
         raise ValueError(
@@ -53,13 +61,24 @@ def artifact_for(device: DeviceConf, predictor: str = "auto") -> Artifact | None
     return artifact
 
 
+def completed(own: Artifact, other: Artifact) -> Artifact:
+    """`own` with the families that it lacks from `other`, which the card's entries say (`instead_of`)."""
+    lent = {
+        name: {**entry, "instead_of": own.name}
+        for name, entry in other.card["families"].items()
+        if name not in own.families
+    }
+    families = {name: own.families.get(name) or other.families[name] for name in (*own.families, *lent)}
+    return dataclasses.replace(own, card={**own.card, "families": {**own.card["families"], **lent}}, families=families)
+
+
 def shipped_for(device: str, predictor: str = "auto") -> Artifact | None:
-    """As `artifact_for`, for a device by its name in the catalogue."""
-    if predictor != "auto":
-        folder = Path(predictor).expanduser()
-        nested = folder / device
-        return artifact_for(load_device(device), str(nested if nested.is_dir() else folder))
-    return artifact_for(load_device(device))
+    """The artifact of a device by its name in the catalogue, with its own families alone."""
+    if predictor in ("auto", "kernels", "analytic"):
+        return artifact_for(load_device(device), predictor)
+    folder = Path(predictor).expanduser()
+    nested = folder / device
+    return own_artifact(load_device(device), str(nested if nested.is_dir() else folder))
 
 
 def cost_rows(artifact: Artifact | None, device: DeviceConf) -> tuple[tuple[str, str, str], ...]:
@@ -74,9 +93,10 @@ def cost_rows(artifact: Artifact | None, device: DeviceConf) -> tuple[tuple[str,
         found = (entry.get("errors") or {}).get("shapes", {}).get("")
         value = "learned" if found is None else f"learned, {found['median']:.1%} median error on unseen shapes"
         sources = sorted({f"{table['source']}" for table in entry.get("tables") or ()})
-        rows.append(
-            (f"{name} kernels", value, f"{', '.join(sources)}, fitted {entry.get('date', 'on a day not told')}")
-        )
+        source = f"{', '.join(sources)}, fitted {entry.get('date', 'on a day not told')}"
+        if "instead_of" in entry:
+            source += f"; comes with Headway, for {entry['instead_of']} has none"
+        rows.append((f"{name} kernels", value, source))
     missing = [name for name in MODULES if name not in artifact.families]
     if missing:
         rows.append((f"{', '.join(missing)} kernels", "estimated", "not measured on this device: analytic model"))

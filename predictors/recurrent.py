@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from predictors.family import Fitted, Predicted
+from predictors.family import Fitted, Predicted, none_of
 from predictors.physics import fit_constants
-from predictors.splits import held_out
+from predictors.splits import combinations, held_out
 from predictors.table import OperatorTable
 from sim.cost.analytic import analytic_cost
 from sim.cost.kernel import LengthKernel
@@ -35,6 +35,7 @@ from sim.hardware.spec import DeviceConf
 
 
 NAME, VERSION = "recurrent", 1
+ONE_IN = 4
 ROLES = ("convolution decode", "scan decode", "convolution context", "scan context")
 START: Mapping[str, tuple[float, ...]] = {
     "t0": (2e-6, 4e-6, 5e-6, 2e-5),
@@ -99,8 +100,22 @@ def near(xp: Any, moved_bytes: Any, cache_bytes: Any, cached: Any) -> Any:
 
 def used(table: OperatorTable) -> Bool[np.ndarray, " row"]:
     """Rows of kernels that plans run; none where a role has no kernel, for a layer runs all of them."""
+    return none_of(unused(table), len(table))
+
+
+def unused(table: OperatorTable) -> Mapping[str, Bool[np.ndarray, " row"]]:
+    """See `predictors.family.Family.unused`."""
     roles = role_of(table)
-    return (roles >= 0) & bool(set(range(len(ROLES))) <= set(roles.tolist()))
+    missing = [role for index, role in enumerate(ROLES) if index not in roles.tolist()]
+    return {
+        "whose op is neither context nor decode": roles < 0,
+        f"without the other kernels of a layer ({', '.join(missing)})": (roles >= 0) & bool(missing),
+    }
+
+
+def shapes(table: OperatorTable) -> int:
+    """See `predictors.family.Family.shapes`: heads and channels of layers."""
+    return combinations(table.where(used(table)), "heads", "channels")
 
 
 def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool) -> Fitted:
@@ -172,7 +187,7 @@ def splits(table: OperatorTable, device: DeviceConf) -> Mapping[str, Bool[np.nda
     """Whole shapes of layers, whole models, and the longest quarter of batches."""
     rows = used(table)
     return {
-        "shapes": rows & held_out(table, ("heads", "channels"), 4),
+        "shapes": rows & held_out(table, ("heads", "channels"), ONE_IN),
         "cells": rows & held_out(table, ("tokens", "sequences"), 8),
         "top": rows & (table["tokens"] >= 131072.0),
     }

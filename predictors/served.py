@@ -6,8 +6,10 @@ calibrate --from TABLE.csv` makes it (`calibration.serving.taught`). The one tha
 what `predictor=auto` takes for the device, learned or analytic; `predictor=kernels` is without it.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,59 @@ from sim.documents import read_mapping
 
 SCHEMA = "headway.served/1"
 FILE = "served.json"
+OWN = "constants learned from your own server"
 KNOWN = (*run_fit.KNOBS, *run_fit.TIMES, "eager")
+
+
+@dataclass(frozen=True)
+class OwnFit(run_fit.RunFit):
+    """What a run or log of a user's own server taught, and what served: `model` by name, empty if not known."""
+
+    model: str = ""
+    tensor_parallel: int = 0
+
+    def apply(self, plan: Plan) -> Plan:
+        """The plan with these constants, and what it has otherwise than the server they were learned from.
+
+        **Raises:** ValueError for a plan of another device or engine.
+        """
+        # as in `SimulationResult.engine_label`
+        name, _, version = self.engine.partition(",")[0].partition(" ")
+        if plan.engine.name != name:
+            raise ValueError(
+                f"predictor was learned from a run of {self.engine}, got engine {plan.engine.name} "
+                f"{plan.engine.version}; set engine={name}-VERSION or predictor=auto."
+            )
+        found = super().apply(plan)
+        *rows, (what, shown, _) = found.assumptions
+        source = f"{self.data}, {self.date}"
+        if rows and rows[-1][0] == what:
+            source += "; on top of those from servers above: seconds add, factors multiply"
+        rows.append((OWN, shown, source))
+        of = f"{plan.deployment.tensor_parallel}"
+        for kind, mine, its in (
+            ("version", version, plan.engine.version),
+            ("model", self.model, plan.model.name),
+            ("tensor parallel size", f"{self.tensor_parallel or ''}", of),
+        ):
+            if mine and mine != its:
+                rows.append((f"learned on another {kind}", f"{mine}, here {its}", f"predictor: {self.data}"))
+        return dataclasses.replace(found, assumptions=tuple(rows))
+
+
+def own_fit(path: Path) -> OwnFit:
+    """Read a file that `headway calibrate --from` wrote of a run or log; one of before names no model.
+
+    **Raises:** ValueError as `predictors.run_fit.load`, and for a model that is no name or a size that is no number.
+    """
+    content, fit = read_mapping(path), run_fit.load(path)
+    model, size = content.get("model", ""), content.get("tensor_parallel", 0)
+    for name, value, wanted in (("engine", fit.engine, str), ("model", model, str), ("tensor_parallel", size, int)):
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise ValueError(
+                f"{path}: {name} must be a {'name' if wanted is str else 'whole number'}, got {value!r:.40}."
+            )
+    return OwnFit(**vars(fit), model=model, tensor_parallel=size)
 
 
 def save(path: Path, head: Mapping[str, Any], fits: Sequence[Mapping[str, Any]]) -> None:
@@ -82,7 +136,7 @@ def taught_plan(predictor: str, plan: Plan) -> tuple[str, Plan]:
                 "set predictor=auto or another file."
             )
         return load(path)["predictor"], as_served(plan, path)
-    learned = run_fit.load(path)
+    learned = own_fit(path)
     if learned.predictor.endswith(".json"):
         raise ValueError(f"{path}: predictor must be auto, kernels, analytic or a folder, got {learned.predictor}.")
     beneath, plan = taught_plan(learned.predictor, plan)

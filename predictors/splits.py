@@ -15,6 +15,11 @@ def held_out(table: OperatorTable, names: tuple[str, ...], one_in: int = 8) -> B
     return np.fromiter((chosen[key] for key in keys), bool, len(keys))
 
 
+def combinations(table: OperatorTable, *names: str) -> int:
+    """How many combinations of these columns or labels there are."""
+    return len(set(zip(*(table[name].tolist() for name in names), strict=True)))
+
+
 def _hash(names: tuple[str, ...], key: tuple) -> int:
     text = ",".join(
         f"{name}={value:.12g}" if isinstance(value, float) else f"{name}={value}"

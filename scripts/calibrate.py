@@ -2,6 +2,7 @@
 
 import datetime
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conf.files import choices
@@ -12,6 +13,15 @@ from scripts.plain_keys import PlainKeys
 
 
 KEYS = ("device", "family", "sources", "seed", "out", "date", "splits", "quick")
+OUT = "predictors-fitted"
+OF_SERVERS = ("model", "hardware", "workload", "engine", "deployment", "slo", "predictor")
+"""Groups and keys of a configuration, which only learning from a server takes."""
+NOT_LEARNED = {
+    "sequence": "a step's head is priced as a product (family gemm), its sampler by the analytic model",
+    "collective": "constants of collectives come with the device (docs/add-a-device.md)",
+    "exchange": "exchanges of experts are priced by constants that come with the device",
+}
+"""Why tables of these families are read by none."""
 
 
 def run(arguments: Arguments) -> Answer:
@@ -21,6 +31,7 @@ def run(arguments: Arguments) -> Answer:
         from scripts import calibrate_from
 
         return calibrate_from.run(arguments, run_file)
+    refuse_foreign(arguments.words)
     keys = PlainKeys.of("headway calibrate", arguments.words, KEYS)
     if not keys.text("device"):
         raise ValueError("headway calibrate wants device=NAME[,NAME ...] (`headway hardware` lists them).")
@@ -32,20 +43,77 @@ def run(arguments: Arguments) -> Answer:
     seed, quick = keys.whole("seed", 0), keys.truth("quick")
     splits = keys.choice("splits", ("shapes", "all"), "shapes")
     date = keys.text("date", datetime.date.today().isoformat())
-    out = Path(keys.text("out", "predictors-fitted")).expanduser()
-    from calibration.operators import calibrated
+    out = Path(keys.text("out", OUT)).expanduser()
+    from calibration.operators import NothingToFit, calibrated
     from predictors.store import save
 
     errors: dict[str, dict[str, dict]] = {}
+    aside: dict[str, dict[str, str]] = {}
+    notes, refused = [], []
     for device in devices:
         for name in names:
             if not arguments.switch("--json"):
                 print(f"{device}: {name} ...", file=sys.stderr, flush=True)
-            found = calibrated(device, name, sources, seed=seed, quick=quick, every_split=splits == "all", date=date)
+            try:
+                found = calibrated(
+                    device, name, sources, seed=seed, quick=quick, every_split=splits == "all", date=date
+                )
+            except NothingToFit as error:
+                refused.append(str(error))
+                continue
             if found is not None:
                 save(out / device, found.device.name, [found.fitted], {name: found.card})
                 errors.setdefault(device, {})[name] = found.card["errors"]
+                aside.setdefault(device, {})[name] = found.card["set_aside"]
+                notes += [f"{device} {name}: {note}" for note in found.notes]
+    notes += [*refused, *unread(devices, sources)]
     if not errors:
-        raise ValueError(f"sources hold no table of {', '.join(devices)} for {', '.join(names)}.")
-    text = f"{error_table(errors)}\n\nwritten: {out}/<device>; use it with predictor={out}/<device>"
-    return Answer({"status": "ok", "out": str(out), "errors": errors}, text)
+        why = " ".join([f"sources hold no table of {', '.join(devices)} for {', '.join(names)}.", *notes])
+        raise ValueError(" ".join(refused) or why)
+    parts = (
+        [error_table(errors)]
+        if any(by for found in errors.values() for by in found.values() if any(by.values()))
+        else []
+    )
+    parts.append("\n".join(["set aside:", *aside_lines(aside)]))
+    parts += ["\n".join(f"note: {note}" for note in notes)] if notes else []
+    parts.append(f"written: {out}/<device>; use it with predictor={out}/<device>")
+    fields = {"status": "ok", "out": str(out), "errors": errors, "set_aside": aside, "notes": notes}
+    return Answer(fields, "\n\n".join(parts))
+
+
+def refuse_foreign(words: Sequence[str]) -> None:
+    """ValueError for keys of `--from` where it was not given: they describe a server, tables are of a device."""
+    named = [word.partition("=")[0].lstrip("+") for word in words if "=" in word]
+    groups = [key for key in named if key.partition(".")[0] in OF_SERVERS]
+    if not groups:
+        return
+    instead = (
+        "device=NAME says whose operator tables are fitted" if groups[0] == "hardware" else "tables need no server"
+    )
+    raise ValueError(
+        f"headway calibrate takes {groups[0]} only with --from, which learns from a run or a log of a server; without "
+        f"it {instead} (its keys are {', '.join(KEYS)})."
+    )
+
+
+def unread(devices: Sequence[str], sources: Sequence[str | Path]) -> list[str]:
+    """What to say of tables of these devices that no family learns."""
+    from calibration.tables.find import all_parts
+    from predictors.families import MODULES, TABLES
+
+    learned = {TABLES.get(name, name) for name in MODULES}
+    there = {part.family for part in all_parts(sources) if part.device in devices}
+    return [f"{family} tables are not learned here: {NOT_LEARNED[family]}" for family in sorted(there - learned)]
+
+
+def aside_lines(aside: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The summaries by device and family, each line once though two families share a table."""
+    from predictors.families import TABLES
+
+    told: dict[str, None] = {}
+    for device, by_family in aside.items():
+        for family, summary in by_family.items():
+            for line in summary.splitlines():
+                told[line if line.startswith(f"{device} ") else f"{device} {TABLES.get(family, family)}: {line}"] = None
+    return [f"  {line}" for line in told]

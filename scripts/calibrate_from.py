@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from conf.compose import compose
 from scripts.answer import Answer
 from scripts.arguments import Arguments
-from scripts.configure import key_of, request
+from scripts.calibrate_server import described, model_notes, model_told
+from scripts.configure import BELONGS_TO_DATASET, key_of, request
 from scripts.folder import check_writable
 from scripts.table import table
 from sim.documents import user_path
@@ -60,15 +61,19 @@ def run(arguments: Arguments, path_given: str) -> Answer:
             from scripts import calibrate_from_log
 
             return calibrate_from_log.run(Arguments(arguments.options, own), path, engine, out)
-    observed, overrides, remarks = read(path, Arguments(arguments.options, own))
+    observed, told, said, remarks = read(path, Arguments(arguments.options, own))
+    overrides = [*told, *said]
     conf = learnable(compose(overrides, arguments.values("--config-dir")))
     import dataclasses
 
     from calibration.from_run.learn import errors_of, learn
-    from predictors.run_fit import RunFit, adjusted
+    from predictors.run_fit import adjusted
+    from predictors.served import OwnFit
     from sim import api
 
     job = api.build(conf, observed.workload)
+    server, line = described(job.plan, told, said)
+    remarks = [line, *model_notes(observed.model_id, observed.name, job.plan), *remarks]
 
     def simulate(values: Mapping[str, float]) -> Any:
         return api.run(dataclasses.replace(job, plan=adjusted(job.plan, values)) if values else job)
@@ -76,8 +81,13 @@ def run(arguments: Arguments, path_given: str) -> Answer:
     first = simulate({})
     rate_error = first.claim.rel_error if first.claim else 0.15
     learned = learn(observed, simulate, job.cost, job.plan.arrays, rate_error)
+    if learned.after is learned.before:
+        raise ValueError(
+            f"{observed.name} teaches nothing: no constants bring the simulation nearer to it, so those that were are "
+            "kept and nothing is written."
+        )
     errors = {"before": errors_of(observed, learned.before), "after": errors_of(observed, learned.after)}
-    fit = RunFit(
+    fit = OwnFit(
         predictor=conf.predictor,
         device=job.plan.device.name,
         engine=first.engine_label,
@@ -87,13 +97,16 @@ def run(arguments: Arguments, path_given: str) -> Answer:
         sha256=observed.sha256,
         date=datetime.date.today().isoformat(),
         errors=errors,
+        model=job.plan.model.name,
+        tensor_parallel=job.plan.deployment.tensor_parallel,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     fit.save(out)
     shown = lines(learned, observed, errors)
     text = "\n".join([*remarks, "", shown, "", f"written: {out} (predictor={out})"])
     fields = {"status": "ok", "out": str(out), "overrides": overrides, "values": learned.values, "errors": errors}
-    return Answer(fields | {"spread": learned.spread, "rounds": learned.rounds, "notes": remarks}, text)
+    fields |= {"spread": learned.spread, "rounds": learned.rounds, "notes": remarks, "server": server}
+    return Answer(fields, text)
 
 
 def output(given: list[str], read: str) -> Path:
@@ -116,8 +129,8 @@ def learnable(conf: "SimulateConf") -> "SimulateConf":
     return conf
 
 
-def read(path: Path, arguments: Arguments) -> "tuple[Observed, list[str], list[str]]":
-    """What was measured, the overrides of the simulation, and remarks."""
+def read(path: Path, arguments: Arguments) -> "tuple[Observed, list[str], list[str], list[str]]":
+    """What was measured, the overrides of the simulation that it tells and those that the user says, and remarks."""
     if path.is_dir():
         from calibration.from_run.folder import observed_run
         from scripts.validate_run import dataset_of, recorded_settings, recorded_workload
@@ -130,14 +143,33 @@ def read(path: Path, arguments: Arguments) -> "tuple[Observed, list[str], list[s
         given = next((word.partition("=")[2] for word in arguments.words if key_of(word) == "workload"), None)
         workload, origin = recorded_workload(recorded, dataset_of(path, recorded.meta, given))
         kept = [word for word in settings if key_of(word) not in said]
-        return observed_run(path, recorded, workload), [*kept, *own], [*remarks, origin]
+        return observed_run(path, recorded, workload), kept, own, [*remarks, origin]
     from calibration.from_run import bench_result
 
     found = bench_result.read(path)
     asked = request(arguments)
     said = {key_of(word) for word in asked.overrides}
-    kept = [word for word in found.keys if key_of(word) not in said] if found.workload is None else []
-    return found, [*kept, *asked.overrides], [*found.notes, *asked.remarks()]
+    own_lengths = said & {"workload", "workload.path"}
+    dropped = said | (BELONGS_TO_DATASET | {"workload"} if own_lengths else set())
+    kept = [word for word in found.keys if key_of(word) not in dropped]
+    told = model_told(found.model_id, found.name, said)
+    return (
+        found,
+        [*told, *kept],
+        asked.overrides,
+        [*found.notes, *_lengths_remarks(found, kept, said), *asked.remarks()],
+    )
+
+
+def _lengths_remarks(found: "Observed", kept: list[str], said: set[str]) -> list[str]:
+    """Where the lengths come from, if the requests of the file are not known one by one nor described by the user."""
+    means = [word for word in kept if key_of(word) in ("workload.input_tokens", "workload.output_tokens")]
+    if means:
+        why = "total_input_tokens and total_output_tokens over completed; how lengths spread it does not tell"
+        return [f"mean lengths of {found.name}: {', '.join(means)} ({why})"]
+    if found.workload is None and not any(key.startswith("workload") for key in said):
+        return [f"note: {found.name} tells no lengths: those of the default workload are taken; give workload="]
+    return []
 
 
 def constants_table(values: Mapping[str, float], spread: Mapping[str, float]) -> str:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from conf.compose import compose
-from conf.files import by_hf_id
 from scripts.answer import Answer
 from scripts.arguments import Arguments
 from scripts.calibrate_from import NAMES, constants_table, learnable
+from scripts.calibrate_server import described, model_notes, model_told
 from scripts.configure import key_of, request
 from scripts.table import table
 from scripts.vllm_flags import choose_engine
@@ -34,12 +34,13 @@ def run(arguments: Arguments, path: Path, engine: str, out: Path) -> Answer:
     from calibration.from_run import engine_log
     from calibration.from_run.steady import learn_windows
     from calibration.from_run.windows import windows_of
-    from predictors.run_fit import RunFit
+    from predictors.served import OwnFit
     from sim import api
 
     log = engine_log.read(path, engine)
     asked = request(arguments)
-    overrides = [*told(log, {key_of(word) for word in asked.overrides}), *asked.overrides]
+    found = told(log, {key_of(word) for word in asked.overrides})
+    overrides = [*found, *asked.overrides]
     conf = learnable(compose(overrides, arguments.values("--config-dir")))
     if conf.engine.name != engine:
         raise ValueError(
@@ -54,12 +55,13 @@ def run(arguments: Arguments, path: Path, engine: str, out: Path) -> Answer:
         )
     windows = windows_of(log, settings, (job.pool_blocks - 1) * settings.block_size)
     learned = learn_windows(windows, job.cost, plan.arrays)
+    check_held_out(learned, windows, log.name)
     sets = sets_of(learned, windows)
     errors = {
         when: {f"{name}_step_time_{what}": value for name, mask in sets.items() for what, value in summary(found[mask])}
         for when, found in (("before", learned.before), ("after", learned.after))
     }
-    fit = RunFit(
+    fit = OwnFit(
         predictor=conf.predictor,
         device=plan.device.name,
         engine=f"{settings.name} {settings.version}",
@@ -69,27 +71,50 @@ def run(arguments: Arguments, path: Path, engine: str, out: Path) -> Answer:
         sha256=log.sha256,
         date=datetime.date.today().isoformat(),
         errors=errors,
+        model=plan.model.name,
+        tensor_parallel=plan.deployment.tensor_parallel,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     fit.save(out)
-    notes = [*windows.notes, *asked.remarks(), *untold(learned)]
+    server, line = described(plan, found, asked.overrides)
+    notes = [line, *model_notes(log.settings.get("model", ""), log.name, plan)]
+    notes += [*windows.notes, *asked.remarks(), *untold(learned)]
     if len(job.groups) > 1:
         notes.append("layers keep several kinds of KV cache: contexts follow from the share in use only roughly")
     text = "\n".join([lines(learned, windows, sets), "", *notes, "", f"written: {out} (predictor={out})"])
     fields: dict[str, Any] = {"status": "ok", "out": str(out), "overrides": overrides, "values": learned.values}
     fields |= {"spread": learned.spread, "errors": errors, "rounds": learned.iterations, "notes": notes}
     fields |= {"windows": {name: int(mask.sum()) for name, mask in sets.items()}, "left_out": windows.left_out}
+    fields["server"] = server
     return Answer(fields | {"untold": learned.untold, "together": learned.together}, text)
 
 
 def told(log: "EngineLog", said: set[str]) -> list[str]:
     """Overrides for what the log tells of its server and the user did not say."""
-    found = []
-    if "model" not in said and "model" in log.settings:
-        found.append(f"model={by_hf_id(log.settings['model'])}")
+    found = model_told(log.settings.get("model", ""), log.name, said)
     if not said & {"engine", "engine.name", "engine.version"}:
         found += choose_engine(log.engine, log.settings.get("version"))
     return found + [f"{key}={value}" for key, value in log.settings.items() if "." in key and key not in said]
+
+
+def check_held_out(learned: "LearnedLog", windows: "Windows", name: str) -> None:
+    """**Raises:** ValueError for constants that the log does not tell, or that windows held out do not bear out."""
+    kept = "so constants stay as they were and nothing is written (more windows, of small and large batches, tell more)"
+    if not learned.values:
+        raise ValueError(f"{name} teaches nothing: it tells less of every constant than was known before, {kept}.")
+    from calibration.from_run.steady import held_out_errors, worse_decodes
+
+    before, after = held_out_errors(learned, windows)
+    which = "windows held out"
+    if after < before:
+        worse = worse_decodes(learned, windows)
+        if worse is None:
+            return
+        (before, after), which = worse, "decode windows held out"
+    raise ValueError(
+        f"{name} teaches nothing that holds: in {which} the time of a step is {100 * before:.1f} % off before the fit "
+        f"and {100 * after:.1f} % after it, {kept}."
+    )
 
 
 def sets_of(learned: "LearnedLog", windows: "Windows") -> dict[str, np.ndarray]:

@@ -58,22 +58,22 @@ def run(words: Sequence[str], path: Path, out: Path, shown: bool) -> Answer:
     answers = responses_of([row for row, _ in taken], predictor, jobs, shown, kept, digest)
     responses = {line: one for line, one in answers.items() if not isinstance(one, str)}
     failed = len(taken) - len(responses)
-    fits = _taught(responses, taken)
+    fits, left_out = _taught(responses, taken)
     if not fits:
         why = Counter(one for one in answers.values() if isinstance(one, str)).most_common(1)
-        few = f"of {len(responses)} rows with a price too few are of one engine on one device ({LEAST_ROWS} are wanted)"
-        off = f"or TPOT stays over {MOST_LEFT:.0%} off, or nothing gets better: --from a benchmark or a log tells more"
-        failures = f" {failed} have no price, most because {why[0][0]}" if why else ""
-        raise ValueError(f"{path} teaches nothing: {few}, {off}.{failures}")
+        told = "; ".join(_sentences(left_out)) or "no row has a price"
+        failures = f"; {failed} of {len(taken)} rows have no price, most because {why[0][0].rstrip('.')}" if why else ""
+        raise ValueError(f"{path} teaches nothing: {told}{failures} (--from a benchmark or a log tells more).")
     head = {"data": path.name, "sha256": digest, "predictor": predictor, "until": until}
     save(out, head | {"date": datetime.date.today().isoformat()}, fits)
     ends = (
         f"{failed} of {len(taken)} rows had no price. Errors after: with the schedules of before.",
         f"written: {out} (predictor={out})",
     )
+    dropped = [f"left out: {sentence}" for sentence in _sentences(left_out)]
     return Answer(
-        {"status": "ok", "out": str(out), "rows": len(taken), "failed": failed, "fits": fits},
-        "\n".join([_lines(fits), "", *ends]),
+        {"status": "ok", "out": str(out), "rows": len(taken), "failed": failed, "fits": fits, "left_out": left_out},
+        "\n".join([_lines(fits), "", *dropped, *ends]),
     )
 
 
@@ -92,8 +92,10 @@ def _new_file(path: Path, key: str) -> Path:
     return path
 
 
-def _taught(responses: dict[int, "Response"], taken: list[tuple[Row, float]]) -> list[dict[str, Any]]:
-    """The constants of every engine and device of enough rows."""
+def _taught(
+    responses: dict[int, "Response"], taken: list[tuple[Row, float]]
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """The constants of every engine and device of enough rows, and why others have none."""
     import numpy as np
 
     from calibration.serving.taught import taught
@@ -103,15 +105,35 @@ def _taught(responses: dict[int, "Response"], taken: list[tuple[Row, float]]) ->
         if row.line in responses:
             one = responses[row.line]
             by[one.engine, one.device].append((one, row, weight))
-    found = []
-    for _, mine in sorted(by.items()):
-        if len(mine) >= LEAST_ROWS:
+    found, left_out = [], []
+    for (engine, device), mine in sorted(by.items()):
+        if len(mine) < LEAST_ROWS:
+            why = f"{len(mine)} of its rows have a price, {LEAST_ROWS} are wanted"
+        else:
             measured = [[1e-3 * row.measured_ms(metric) for metric in ("ttft", "tpot")] for _, row, _ in mine]
             weights = np.array([weight for *_, weight in mine])
             fit = _fit(taught([response for response, *_ in mine], np.array(measured), weights), len(mine))
-            if fit["after"]["tpot"] <= MOST_LEFT and sum(fit["after"].values()) < sum(fit["before"].values()):
+            why = _wrong(fit)
+            if not why:
                 found.append(fit)
-    return found
+                continue
+        left_out.append({"engine": engine, "device": device, "why": why})
+    return found, left_out
+
+
+def _wrong(fit: dict[str, Any]) -> str:
+    """Why a fit is not taken; empty for one that is."""
+    before, after = fit["before"], fit["after"]
+    if after["tpot"] > MOST_LEFT:
+        return f"TPOT stays {after['tpot']:.0%} off, at most {MOST_LEFT:.0%} is allowed"
+    if sum(after.values()) >= sum(before.values()):
+        errors = (f"{name.upper()} {before[name]:.1%} off before, {after[name]:.1%} after" for name in ("ttft", "tpot"))
+        return f"nothing gets better: {', '.join(errors)}"
+    return ""
+
+
+def _sentences(left_out: list[dict[str, str]]) -> list[str]:
+    return [f"{one['engine']} on {one['device']}, {one['why']}" for one in left_out]
 
 
 def _fit(found: "Taught", rows: int) -> dict[str, Any]:

@@ -71,6 +71,15 @@ COMMANDS = {
             ("model", "hardware", "engine", "deployment"),
         ),
         Command(
+            "plan",
+            "scripts.plan",
+            "[KEY=VALUE ...] [options]",
+            "a deployment as a tree: pools, ranks, shards, communicators, memory",
+            "headway plan model=llama-3.3-70b hardware=h100-sxm deployment=pd-2p2d",
+            CONFIGURE,
+            ("model", "hardware", "engine", "deployment"),
+        ),
+        Command(
             "models",
             "scripts.models",
             "[NAME]",

@@ -1,5 +1,7 @@
 """`headway memory`: the KV budget of a deployment, term by term, whether it fits or not."""
 
+from typing import Any
+
 from scripts.answer import Answer
 from scripts.arguments import Arguments
 from scripts.configure import request
@@ -11,11 +13,24 @@ def run(arguments: Arguments) -> Answer:
     asked = request(arguments)
     if arguments.value("--cfg") is not None:
         return show_configuration(asked)
+    from sim.deployment.pools import pools_of
     from sim.memory.describe import describe
     from sim.memory.text import to_json, to_text
 
     conf = asked.config()
-    budget = describe(conf.model, conf.hardware, conf.engine, conf.deployment)
-    fields = {"status": "ok" if budget.fits else "infeasible", **to_json(budget)}
+    specs = pools_of(conf.deployment, conf.hardware, conf.engine)
+    budgets = [describe(conf.model, spec.device, spec.engine, spec.deployment) for spec in specs]
+    fits = all(budget.fits for budget in budgets)
+    fields: dict[str, Any] = {"status": "ok" if fits else "infeasible"}
+    if conf.deployment.pools:
+        fields["pools"] = [
+            {"name": spec.name, "role": spec.role, **to_json(budget)}
+            for spec, budget in zip(specs, budgets, strict=True)
+        ]
+        heads = [f"pool {spec.name} ({spec.role})" for spec in specs]
+        text = "\n\n".join(f"{head}\n{to_text(budget)}" for head, budget in zip(heads, budgets, strict=True))
+    else:
+        fields |= to_json(budgets[0])
+        text = to_text(budgets[0])
     fields["ignored_flags"] = [{"flag": flag, "reason": why} for flag, why in asked.ignored]
-    return Answer(fields, "\n".join([to_text(budget), *asked.remarks()]), 0 if budget.fits else 2)
+    return Answer(fields, "\n".join([text, *asked.remarks()]), 0 if fits else 2)

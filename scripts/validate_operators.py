@@ -30,7 +30,7 @@ def run(arguments: Arguments) -> Answer:
     devices = keys.several("device", list(choices("hardware")))
     every = keys.choice("splits", ("shapes", "all", "card"), "shapes")
     seed, quick = keys.whole("seed", 0), keys.truth("quick")
-    from calibration.operators import fit_family, gather, judged, splits_of
+    from calibration.operators import NothingToFit, fit_family, gather, judged, splits_of
 
     nested: dict[str, dict[str, dict[str, dict]]] = {}
     by_device: dict[str, dict[str, dict[str, dict]]] = {}
@@ -43,7 +43,11 @@ def run(arguments: Arguments) -> Answer:
             if fitted is None and predictor != "analytic":
                 continue
             found = {} if artifact is None else dict(artifact.card["families"][name]["errors"])
-            gathered = None if every == "card" else gather(device, name, sources)
+            try:
+                gathered = None if every == "card" else gather(device, name, sources)
+            except NothingToFit as error:
+                gathered = None
+                print(f"{device}: {error}", file=sys.stderr)
             if gathered is not None:
                 if said:
                     print(f"{device}: {name} ...", file=sys.stderr, flush=True)

@@ -20,7 +20,8 @@ def matches(path: Path) -> bool:
 def read(path: Path) -> Observed:
     """Latency statistics and, where they were saved, lengths and latencies of each request.
 
-    **Raises:** ValueError for times that are no positive numbers, lists of different lengths, or no latency at all.
+    **Raises:** ValueError for times and counts that are no positive numbers, lists of different lengths, or no latency
+    at all.
     """
     text = read_text(path)
     content = mapping(parse_json(text, str(path)), str(path))
@@ -33,23 +34,59 @@ def read(path: Path) -> Observed:
     if not statistics:
         raise ValueError(f"{path} holds no latency such as mean_ttft_ms; give the result file of a serving benchmark.")
     ttft_s, e2el_s, workload, notes = _requests(content, path)
-    keys = _keys(content)
+    model = content.get("model_id")
     return Observed(
-        path.name, sha256(text.encode()).hexdigest(), statistics, ttft_s, e2el_s, workload, tuple(keys), tuple(notes)
+        name=path.name,
+        sha256=sha256(text.encode()).hexdigest(),
+        statistics=statistics,
+        ttft_s=ttft_s,
+        e2el_s=e2el_s,
+        workload=workload,
+        keys=() if workload is not None else (*_lengths(content, path), *_load(content, path)),
+        notes=tuple(notes),
+        model_id=model if isinstance(model, str) else "",
     )
 
 
-def _keys(content: Mapping[str, Any]) -> list[str]:
-    """What the file tells of its load."""
+def _lengths(content: Mapping[str, Any], path: Path) -> list[str]:
+    """Mean lengths of the requests that were answered, as the load generator of the file counts them."""
+    counts = [_counted(content, name, path) for name in ("total_input_tokens", "total_output_tokens", "completed")]
+    if None in counts:
+        return []
+    prompts, outputs, completed = (float(count or 0.0) for count in counts)
+    found = {"input_tokens": prompts / completed, "output_tokens": outputs / completed}
+    fixed = ["workload=random", "workload.lengths=fixed"]
+    return fixed + [f"workload.{name}={max(round(mean), 1)}" for name, mean in found.items()]
+
+
+def _load(content: Mapping[str, Any], path: Path) -> list[str]:
+    """When requests were sent, as far as the file tells; `vllm bench serve` scales its gaps to the rate."""
     keys = []
-    concurrency, rate = content.get("max_concurrency"), content.get("request_rate")
+    concurrency, count = (_counted(content, name, path) for name in ("max_concurrency", "num_prompts"))
     if concurrency:
         keys.append(f"workload.concurrency={int(concurrency)}")
-    if isinstance(rate, int | float) and np.isfinite(rate) and rate > 0:
-        keys += ["workload.arrival=poisson", f"workload.rate={rate:g}"]
-    if content.get("num_prompts"):
-        keys.append(f"workload.num_requests={int(content['num_prompts'])}")
+    rate, burstiness = content.get("request_rate"), content.get("burstiness")
+    if rate in ("inf", np.inf):
+        keys += ["workload.arrival=poisson", "workload.rate=inf"]
+    elif isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < np.inf:
+        even = isinstance(burstiness, int | float) and 0 < burstiness < np.inf and burstiness != 1
+        keys += (
+            ["workload.arrival=gamma", f"workload.burstiness={burstiness:g}"] if even else ["workload.arrival=poisson"]
+        )
+        keys += [f"workload.rate={rate:g}", "workload.normalize_rate=true"]
+    if count:
+        keys.append(f"workload.num_requests={int(count)}")
     return keys
+
+
+def _counted(content: Mapping[str, Any], name: str, path: Path) -> float | None:
+    """A count of the file; None where it has none, or counted nothing."""
+    value = content.get(name)
+    if value is None or value == 0:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < 1e15:
+        raise ValueError(f"{path}: {name} must be a number of at least 1, got {value!r:.40}.")
+    return float(value)
 
 
 def _requests(content: Mapping[str, Any], path: Path) -> tuple[Any, Any, Workload | None, list[str]]:

@@ -19,7 +19,8 @@ class Observed:
     - `name`: of the data, for people; `sha256`: of the file.
     - `statistics`: seconds by (metric, statistic).
     - `ttft_s`, `e2el_s` [request], in the order they were sent, where the file has them, else None.
-    - `workload`: what was sent, where the file tells; `keys`: what else it tells of the workload, as KEY=VALUE.
+    - `workload`: what was sent, where the file tells; `keys`: what it tells of the workload otherwise, as KEY=VALUE.
+    - `model_id`: of the model, as the server names it; empty where the file does not tell.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Observed:
     workload: Workload | None = None
     keys: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    model_id: str = ""
 
 
 def statistic_of(values: Float[np.ndarray, " request"], name: str) -> float:

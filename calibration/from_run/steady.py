@@ -96,6 +96,25 @@ def learn_windows(windows: Windows, cost: CostModel, arrays: PlanArrays) -> Lear
     )
 
 
+def held_out_errors(learned: LearnedLog, windows: Windows) -> tuple[float, float]:
+    """Mean size of the logarithm of priced over measured, in all windows held out, before and after."""
+    # a mean, for the median of two or three windows is one window's luck; of logarithms, so that no window outweighs all
+    before, after = (np.abs(np.log1p(found[windows.held_out])) for found in (learned.before, learned.after))
+    return float(before.mean()), float(after.mean())
+
+
+def worse_decodes(learned: LearnedLog, windows: Windows) -> tuple[float, float] | None:
+    """Median errors of the decode windows held out, where the fit raises theirs beyond `MISFIT`.
+
+    They are what a log tells surely: windows with prefill, gained at their cost, gain nothing.
+    """
+    judged = windows.held_out & learned.decode
+    if not judged.any():
+        return None
+    before, after = (float(np.median(np.abs(found[judged]))) for found in (learned.before, learned.after))
+    return (before, after) if after > max(before, MISFIT) else None
+
+
 def _at_rest(
     windows: Windows, cost: CostModel, arrays: PlanArrays, knobs: list[str], rest: np.ndarray
 ) -> tuple[float, np.ndarray, np.ndarray]:

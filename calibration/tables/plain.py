@@ -93,6 +93,8 @@ def _read(stored: pa.Table, path: Path, family: str, device: str) -> OperatorTab
     columns = {name: _numbers(stored, name) for name in FAMILIES[family]}
     labels = {name: words(stored[name]) for name in LABELS if name in stored.column_names}
     source = labels.get("source", np.full(len(stored), "", object))
+    timing = labels.get("timing", np.full(len(stored), "", object))
+    labels["timing"] = np.where(timing == "", "kernel", timing).astype(object)
     labels["source"] = np.where(source == "", path.name, source).astype(object)
     return table(family, device, _numbers(stored, unit) * TIME_S[unit], columns, labels)
 

@@ -29,22 +29,25 @@ from predictors.attention.decode_kernels import (
     rates_of,
     rows_of,
     style_of,
+    unused as unused,
     window_state,
 )
 from predictors.family import Fitted, Predicted
 from predictors.physics import fit_constants
 from predictors.residual import Residual, Schedule, train
-from predictors.splits import held_out
+from predictors.splits import combinations, held_out
 from predictors.table import OperatorTable
 from sim.hardware.spec import DeviceConf
 
 
 NAME = "decode"
 VERSION = 1
+ONE_IN = 16
 PER_KERNEL, DESCENT = 160, 1000
 SCHEDULE = Schedule(members=3, width=64, steps=4000, batch=1024)
 QUICK = Schedule(members=2, width=16, steps=200, batch=256)
 CHUNK = 16384
+HEADS, CELLS = ("q_heads", "kv_heads", "qk_dim"), ("decodes", "decode_max")
 
 
 def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool, schedule=None) -> Fitted:
@@ -126,15 +129,20 @@ def _codes(known: tuple[str, ...], kernels: Kernels, table: OperatorTable) -> tu
     return np.array([place[name] for name in names.tolist()], int), unknown
 
 
+def shapes(table: OperatorTable) -> int:
+    """See `predictors.family.Family.shapes`: head layouts, and batch sizes with their longest contexts."""
+    table = table.where(is_decode(table))
+    return combinations(table, *HEADS) + combinations(table, *CELLS)
+
+
 def splits(table: OperatorTable, device: DeviceConf) -> Mapping[str, Bool[np.ndarray, " row"]]:
     """Unseen head layouts and cells, and the largest quarter of batch times length."""
     mine = is_decode(table)
-    heads = ("q_heads", "kv_heads", "qk_dim")
-    cells = ("decodes", "decode_max")
+    heads, cells = HEADS, CELLS
     tokens = table["decode_sum"]
     top = np.quantile(tokens[mine], 0.75)
     found = {
-        "shapes": held_out(table, heads, 16) | held_out(table, cells, 16),
+        "shapes": held_out(table, heads, ONE_IN) | held_out(table, cells, ONE_IN),
         "heads": held_out(table, heads),
         "cells": held_out(table, cells),
         "top": tokens >= top,

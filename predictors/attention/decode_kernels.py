@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from predictors.attention.decode_form import Rates, Rows
+from predictors.family import none_of
 from predictors.table import OperatorTable
 from sim.deployment.lower import attention_flops_per_s
 from sim.hardware.spec import DeviceConf
@@ -79,7 +80,15 @@ class Kernels(NamedTuple):
 
 def is_decode(table: OperatorTable) -> np.ndarray:
     """The rows that this family is about."""
-    return np.isin(table["op"], OPS) & (table["decodes"] > 0.0) & (table["prefill_tokens"] == 0.0)
+    return none_of(unused(table), len(table))
+
+
+def unused(table: OperatorTable) -> Mapping[str, np.ndarray]:
+    """See `predictors.family.Family.unused`."""
+    return {
+        "of batches that prefill": (table["decodes"] <= 0.0) | (table["prefill_tokens"] != 0.0),
+        f"whose op is none of {', '.join(OPS)}": ~np.isin(table["op"], OPS),
+    }
 
 
 def is_latent(table: OperatorTable) -> np.ndarray:

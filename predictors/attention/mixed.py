@@ -27,7 +27,18 @@ from predictors.attention.mixed_kernels import (
     known_of,
     nearest,
 )
-from predictors.attention.mixed_rows import CELL, LAYOUT, heads_of, is_mixed, lengths_of, names_of, splits_of
+from predictors.attention.mixed_rows import (
+    CELL,
+    LAYOUT,
+    ONE_IN as ONE_IN,
+    heads_of,
+    is_mixed,
+    lengths_of,
+    names_of,
+    shapes as shapes,
+    splits_of,
+    unused as unused,
+)
 from predictors.family import Fitted, Predicted
 from predictors.physics import fit_constants
 from predictors.residual import Residual, Schedule, train

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Bool
 
 from predictors.attention.mixed_form import Heads, Lengths
-from predictors.splits import held_out
+from predictors.family import none_of
+from predictors.splits import combinations, held_out
 from predictors.table import OperatorTable
 from sim.cost.lengths import windowed_chunk, windowed_rows
 from sim.cost.prefill import HALF_STEP, STEP_KEYS
@@ -23,14 +24,30 @@ LONG_TOKENS = 8192.0
 CACHE_SHARE = 0.7
 """Of the last-level cache, filled by the keys of one head: above it heads that read alone thrash it."""
 TOP_SHARE = 0.75
+ONE_IN = 8
 LAYOUT = ("q_heads", "kv_heads", "qk_dim")
 CELL = ("decodes", "decode_sum", "decode_max")
 
 
 def is_mixed(table: OperatorTable) -> Bool[np.ndarray, " row"]:
-    """The rows this family is about. One of one token per chunk runs the decode kernel."""
-    many = table["prefill_tokens"] > table["prefill_chunks"]
-    return many & np.isin(table["op"], OPS) & (table["timing"] == "kernel").astype(bool)
+    """The rows this family is about."""
+    return none_of(unused(table), len(table))
+
+
+def unused(table: OperatorTable) -> Mapping[str, Bool[np.ndarray, " row"]]:
+    """See `predictors.family.Family.unused`. A batch of one token per chunk runs the decode kernel."""
+    return {
+        "of batches without a chunk of two tokens": ~(table["prefill_tokens"] > table["prefill_chunks"]),
+        f"whose op is none of {', '.join(OPS)}": ~np.isin(table["op"], OPS),
+        "with the host's launch in their time": ~(table["timing"] == "kernel").astype(bool),
+    }
+
+
+def shapes(table: OperatorTable) -> int:
+    """See `predictors.family.Family.shapes`: head layouts of prefills, cells of decodes beside them."""
+    table = table.where(is_mixed(table))
+    mixed = table["decodes"] > 0.0
+    return combinations(table.where(~mixed), *LAYOUT) + combinations(table.where(mixed), *CELL)
 
 
 def names_of(table: OperatorTable) -> np.ndarray:
@@ -127,7 +144,7 @@ def splits_of(table: OperatorTable, device: DeviceConf) -> Mapping[str, Bool[np.
     mine = is_mixed(table)
     mixed = mine & (table["decodes"] > 0.0)
     only, skewed = mine & ~mixed, mine & (table["op"] == "mixed_skewed")
-    layouts, cells = held_out(table, LAYOUT), held_out(table, CELL)
+    layouts, cells = held_out(table, LAYOUT, ONE_IN), held_out(table, CELL, ONE_IN)
     chunk = table["prefill_tokens"] / np.maximum(table["prefill_chunks"], 1.0)
     by_chunk = OperatorTable(table.family, table.device, {"chunk": chunk}, {}, table.seconds)
     head_bytes = (table["qk_dim"] + table["v_dim"]) * table["kv_bytes_per_element"]

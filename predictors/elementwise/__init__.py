@@ -6,9 +6,12 @@ Few constants by operator and engine (`form`), fitted (`learn`), and read by the
 from predictors.elementwise.kernel import kernel as kernel
 from predictors.elementwise.learn import (
     NAME as NAME,
+    ONE_IN as ONE_IN,
     VERSION as VERSION,
     fit as fit,
     predict as predict,
+    shapes as shapes,
     splits as splits,
+    unused as unused,
     used as used,
 )

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from predictors.elementwise.form import BOUNDS, NAMES, Rates, analytic_constants_of, rates_of, row_seconds
-from predictors.family import Fitted, Predicted
+from predictors.family import Fitted, Predicted, none_of
 from predictors.physics import fit_constants
-from predictors.splits import held_out
+from predictors.splits import combinations, held_out
 from predictors.table import OperatorTable
 from sim.hardware.spec import DeviceConf
 
@@ -25,6 +25,9 @@ ANCHOR, ANCHOR_CACHES = 0.01, 4.0
 """Weight of what is assumed beyond the cache, where a variant's rows weigh 1; and its size in caches."""
 FEWEST = 20
 """Rows that a variant needs."""
+ONE_IN = 8
+WIDTHS = 4
+"""Of so many widths of an operator whole ones are held out, of fewer single sizes."""
 ANY = "any"
 """Engine of rows that name none."""
 OLD_SOURCES = ("Vidur", "LLMServingSim profiler/v0")
@@ -63,19 +66,32 @@ def variants(table: OperatorTable) -> list[str]:
 
 
 def used(table: OperatorTable) -> Bool[np.ndarray, " row"]:
-    """Rows of kernels that plans price, as engines run them, the device's time alone; of variants with enough of them.
+    """Rows of kernels that plans price, as engines run them, timed alone; of variants with enough of them."""
+    return none_of(unused(table), len(table))
+
+
+def unused(table: OperatorTable) -> Mapping[str, Bool[np.ndarray, " row"]]:
+    """See `predictors.family.Family.unused`.
 
     Of Frontier's models only those that its own profiler timed, in both ways: the others are Vidur's.
     """
     timing, source, model = table["timing"], table["source"], table["model"]
     frontier = source == "Frontier"
     copied = frontier & ~np.isin(model, list(set(model[frontier & (timing == "launch")].tolist())))
-    old = np.isin(source, OLD_SOURCES) | copied | np.isin(table["kernel"], EAGER)
-    wanted = {op for ops in (*OPS.values(), *LIKE.values()) for op in ops}
-    rows = np.asarray((timing == "kernel") & ~old & np.isin(table["op"], list(wanted)), bool)
-    names = np.array(variants(table), object)
+    wanted = sorted({op for ops in (*OPS.values(), *LIKE.values()) for op in ops})
+    found = {
+        f"of several kernels in a row, which engines fuse into one (kernel {' or '.join(EAGER)})": np.isin(
+            table["kernel"], EAGER
+        ),
+        "with the host's launch in their time": np.asarray(timing != "kernel", bool),
+        "of research engines or plain modules": np.isin(source, OLD_SOURCES) | copied,
+        f"whose op is none of {', '.join(wanted)}": ~np.isin(table["op"], wanted),
+    }
+    rows, names = none_of(found, len(table)), np.array(variants(table), object)
     known, counts = np.unique(names[rows].astype(str), return_counts=True)
-    return rows & np.isin(names, known[counts >= FEWEST])
+    return found | {
+        f"of an engine, version and op with fewer than {FEWEST} rows": rows & ~np.isin(names, known[counts >= FEWEST])
+    }
 
 
 def fit(table: OperatorTable, device: DeviceConf, seed: int, quick: bool) -> Fitted:
@@ -187,16 +203,27 @@ def _nearest(fitted: Fitted, words: list[str]) -> int:
     return -max(alike)[2]
 
 
+def shapes(table: OperatorTable) -> int:
+    """See `predictors.family.Family.shapes`: widths of operators with four or more, else sizes."""
+    table = table.where(used(table))
+    found = 0
+    for _, own in table.groups("op"):
+        part = table.where(own)
+        widths = combinations(part, "bytes_per_token")
+        found += widths if widths >= WIDTHS else combinations(part, "bytes_per_token", "tokens")
+    return found
+
+
 def splits(table: OperatorTable, device: DeviceConf) -> Mapping[str, Bool[np.ndarray, " row"]]:
     """One in eight widths of operators with four or more, else one in eight sizes; the larger half of batches."""
     rows, wide = used(table), np.zeros(len(table), bool)
     for _, own in table.groups("op"):
-        wide |= own & (len(set(table["bytes_per_token"][own & rows].tolist())) >= 4)
+        wide |= own & (len(set(table["bytes_per_token"][own & rows].tolist())) >= WIDTHS)
     width: Float[np.ndarray, " row"] = table["bytes_per_token"]
-    sizes = held_out(table, ("op", "bytes_per_token", "tokens"), 8)
+    sizes = held_out(table, ("op", "bytes_per_token", "tokens"), ONE_IN)
     largest = np.max(table["tokens"], initial=0.0, where=rows)
     return {
-        "shapes": rows & np.where(wide, held_out(table, ("op", "bytes_per_token"), 8), sizes),
+        "shapes": rows & np.where(wide, held_out(table, ("op", "bytes_per_token"), ONE_IN), sizes),
         "cells": rows & sizes & (width > 0.0),
         "top": rows & (table["tokens"] > 0.5 * largest),
     }

@@ -14,13 +14,14 @@ from predictors.family import Fitted, Predicted
 from predictors.gemm.kernel import LearnedGemm, learned_gemm
 from predictors.gemm.learn import NAME as NAME, VERSION as VERSION, fit as fit
 from predictors.gemm.predict import predicted_rows
-from predictors.gemm.rows import used
-from predictors.splits import held_out
+from predictors.gemm.rows import unused as unused, used
+from predictors.splits import combinations, held_out
 from predictors.table import OperatorTable
 from sim.hardware.spec import DeviceConf
 
 
 WIDE, LONG = 12288.0, 8192.0
+ONE_IN = 8
 
 
 def predict(fitted: Fitted, table: OperatorTable, device: DeviceConf) -> Predicted:
@@ -28,11 +29,16 @@ def predict(fitted: Fitted, table: OperatorTable, device: DeviceConf) -> Predict
     return predicted_rows(fitted, table, device)
 
 
+def shapes(table: OperatorTable) -> int:
+    """See `predictors.family.Family.shapes`: pairs of n and k."""
+    return combinations(table.where(used(table)), "n", "k")
+
+
 def splits(table: OperatorTable, device: DeviceConf) -> Mapping[str, Bool[np.ndarray, " row"]]:
     """Held-out shapes (n, k), models, and products beyond: n from 12288, m from 8192."""
     rows = used(table)
     return {
-        "shapes": rows & held_out(table, ("n", "k"), 8),
+        "shapes": rows & held_out(table, ("n", "k"), ONE_IN),
         "model": rows & (table["model"] != "") & held_out(table, ("model",), 3),
         "n_beyond": rows & (table["n"] >= WIDE),
         "m_beyond": rows & (table["m"] >= LONG),

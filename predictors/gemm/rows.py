@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from predictors import variants
+from predictors.family import none_of
 from predictors.gemm.form import Product
 from predictors.table import OperatorTable
 from sim.deployment.formats import INPUT_BYTES, format_of
@@ -25,8 +26,16 @@ NOT_PRODUCTS = ("qkv_norm_proj",)
 
 def used(table: OperatorTable) -> Bool[np.ndarray, " row"]:
     """Rows that a fit and its judgement use: plain products of known types."""
+    return none_of(unused(table), len(table))
+
+
+def unused(table: OperatorTable) -> Mapping[str, Bool[np.ndarray, " row"]]:
+    """See `predictors.family.Family.unused`."""
     known = np.array([dtype in DTYPES for dtype in table["dtype"].tolist()], bool)
-    return known & ~np.isin(table["op"].astype(str), NOT_PRODUCTS)
+    return {
+        f"whose dtype is none of {', '.join(DTYPES)}": ~known,
+        f"of more than a product (op {', '.join(NOT_PRODUCTS)})": np.isin(table["op"].astype(str), NOT_PRODUCTS),
+    }
 
 
 def kernel_names(table: OperatorTable) -> list[str]:

@@ -12,18 +12,26 @@ from jaxtyping import Bool
 from predictors.family import Fitted, Predicted
 from predictors.moe.kernel import LearnedMoe, learned_moe
 from predictors.moe.learn import NAME as NAME, VERSION as VERSION, fit as fit, predicted_rows, rows_of
-from predictors.moe.rows import MODEL, doubtful, used
-from predictors.splits import held_out
+from predictors.moe.rows import MODEL, doubtful, unused as unused, used
+from predictors.splits import combinations, held_out
 from predictors.table import OperatorTable
 from sim.hardware.spec import DeviceConf
 
 
 LARGE_TOKENS = 4096.0
+ONE_IN = 8
+LAYOUT = (*MODEL, "tp", "ep")
 
 
 def predict(fitted: Fitted, table: OperatorTable, device: DeviceConf) -> Predicted:
     """See `predictors.family.Family.predict`."""
     return predicted_rows(fitted, rows_of(table, device, fitted.kernels))
+
+
+def shapes(table: OperatorTable) -> int:
+    """See `predictors.family.Family.shapes`: layouts of models."""
+    table = table.where(used(table))
+    return combinations(table.where(~doubtful(table)), *LAYOUT)
 
 
 def splits(table: OperatorTable, device: DeviceConf) -> Mapping[str, Bool[np.ndarray, " row"]]:
@@ -33,9 +41,8 @@ def splits(table: OperatorTable, device: DeviceConf) -> Mapping[str, Bool[np.nda
     """
     judged = used(table)
     judged[judged] = ~doubtful(table.where(judged))
-    layout = (*MODEL, "tp", "ep")
     return {
-        "shapes": judged & held_out(table, layout, 8),
+        "shapes": judged & held_out(table, LAYOUT, ONE_IN),
         "tokens": judged & held_out(table, ("tokens",), 8),
         "parallel": judged & held_out(table, ("tp", "ep"), 8),
         "model": judged & held_out(table, MODEL, 6),

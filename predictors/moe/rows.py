@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from predictors import variants
+from predictors.family import none_of
 from predictors.moe.form import Experts
 from predictors.table import GROUP_LIMITED, OperatorTable
 from predictors.variants import version_key
@@ -29,7 +30,12 @@ LOPSIDED = "moe_torch_flow_min_latency"
 
 
 def used(table: OperatorTable) -> Bool[np.ndarray, " row"]:
-    """Rows that a fit and its judgement use: experts as an engine's newest version runs them.
+    """Rows that a fit and its judgement use: experts as an engine's newest version runs them."""
+    return none_of(unused(table), len(table))
+
+
+def unused(table: OperatorTable) -> Mapping[str, Bool[np.ndarray, " row"]]:
+    """See `predictors.family.Family.unused`.
 
     Left out are tables of wide expert parallelism with replicated experts (their tokens are one rank's), unknown
     types, rows of a model in a type that a newer version of the same engine was measured on too, even rows that do not
@@ -49,7 +55,14 @@ def used(table: OperatorTable) -> Bool[np.ndarray, " row"]:
     for key, version in zip(keys, versions, strict=True):
         newest[key] = max(newest.get(key, ()), version_key(version))
     current = [version_key(version) == newest[key] for key, version in zip(keys, versions, strict=True)]
-    return plain & ~wide & known & np.array(current, bool)
+    return {
+        f"that are neither experts nor a block, or even ones that leave some without rows (op, kernel {LOPSIDED})": (
+            ~plain
+        ),
+        f"of wide expert parallelism (kernel with {' or '.join(WIDE)})": wide,
+        f"whose dtype is none of {', '.join(DTYPES)}": ~known,
+        "of an older version than others of the same engine, dtype and model": ~np.array(current, bool),
+    }
 
 
 def doubtful(table: OperatorTable) -> Bool[np.ndarray, " row"]:

@@ -222,8 +222,8 @@ def _pool_results(fleet: Fleet, exact: ExactRun) -> list[PoolResult]:
 def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> RequestTable:
     """The requests of a pool and their times there.
 
-    A prefill pool's requests come from clients and end with its one token; a decode pool's come with the end of their
-    prefill, and have started when they have blocks.
+    A prefill pool's requests come from clients and end with its one token; a decode pool's come when its loop takes
+    them up, and have started when they have blocks.
     """
     requests, moved = exact.requests, exact.transfers
     columns = {field.name: getattr(requests, field.name) for field in dataclasses.fields(RequestTable)}
@@ -234,7 +234,7 @@ def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> RequestTa
         columns |= {"first_token_ns": moved.prefilled_ns, "finish_ns": moved.prefilled_ns}
         columns |= {"output_tokens": np.ones_like(requests.output_tokens)}
     if moved is not None and role == "decode":
-        columns |= {"arrival_ns": moved.prefilled_ns, "queued_ns": moved.queued_ns, "scheduled_ns": moved.allocated_ns}
+        columns |= {"arrival_ns": moved.queued_ns, "queued_ns": moved.queued_ns, "scheduled_ns": moved.allocated_ns}
         columns |= {"cached_tokens": np.maximum(requests.prompt_tokens - 1, 0)}
     mine = (place >= first) & (place < stop)
     columns = {name: values[mine] for name, values in columns.items()}

@@ -57,9 +57,10 @@ class DeploymentConf:
     `expert_parallel`: whole experts on each device, instead of a slice of every expert. `all_to_all`: how tokens get
     to the experts of other ranks, `auto` being what the engine's version does (`sim.deployment.exchange`).
 
-    `pools`: several kinds of replicas instead of one, by name; the sizes above then say nothing. `router` picks among
-    the replicas that take requests from clients; `decode_router` among those that decode what others have prefilled,
-    when the prefill ends, or when the request arrives if `pairing` is `at_arrival`. `transfer`: the way of the KV.
+    `pools`: several kinds of replicas instead of one, a `PoolConf` by name; the sizes above then say nothing. `router`
+    picks among the replicas that take requests from clients; `decode_router` among those that decode what others have
+    prefilled, when the prefill ends, or when the request arrives if `pairing` is `at_arrival`. `transfer`: the way of
+    the KV.
     """
 
     name: str = "single"
@@ -70,7 +71,7 @@ class DeploymentConf:
     expert_parallel: bool = False
     all_to_all: str = "auto"
     router: str = "round_robin"
-    pools: dict[str, PoolConf] = field(default_factory=dict)
+    pools: dict[str, Any] = field(default_factory=dict)
     decode_router: str = "least_outstanding"
     pairing: str = "after_prefill"
     transfer: TransferConf = field(default_factory=TransferConf)

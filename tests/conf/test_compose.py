@@ -57,7 +57,7 @@ MISTAKES = {
     "hardware=h100": "did you mean h100-sxm, h100-pcie or h800",
     "model=lama-3.1-8b": "model=lama-3.1-8b is not one of the .* did you mean llama-3.1-8b",
     "engine=vllm-0.19": "did you mean vllm-0.19.0",
-    "deployment=tp3": "known are dp2ep2, dp8ep8, ep8, pp2",
+    "deployment=tp3": "known are dp2ep2, dp8ep8, ep8, pd-1p1d",
     # a value of the wrong type
     "workload.rate=fast": "workload.rate wants a number, got 'fast'.",
     "engine.max_num_seqs=1.5": "engine.max_num_seqs wants a whole number, got '1.5'.",

@@ -355,15 +355,20 @@ def replica_table(result: SimulationResult) -> str:
     if result.ranks < 2:
         return ""
     steps, requests = result.steps, result.requests
+    finished_at = np.asarray(requests.replica)
+    if result.transfers is not None:
+        moved = np.asarray(result.transfers.target)
+        finished_at = np.where(moved >= 0, moved, finished_at)
     rows = []
     for r in range(result.ranks):
-        mine, here = np.asarray(requests.replica) == r, np.asarray(steps.replica) == r
+        mine, here = finished_at == r, np.asarray(steps.replica) == r
+        served = mine | (np.asarray(requests.replica) == r)
         span_s = result.busy_ns[here].sum() / 1e9
         used = 1 - np.asarray(steps.free_blocks)[here] / np.maximum(result.step_blocks, 1)[here]
         rows.append(
             [
                 result.rank_name(r),
-                f"{mine.sum():,}",
+                f"{served.sum():,}",
                 f"{np.asarray(requests.output_tokens)[mine].sum():,}",
                 f"{here.sum():,}",
                 quantity(float(span_s)),

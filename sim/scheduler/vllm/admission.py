@@ -67,7 +67,7 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
         if cache.allocate(request, tokens, hit, lookahead, spare, external.tokens) is None:
             break
         waiting.pop()
-        scheduler.transfers.loading.pop(request.index, None)
+        loaded = scheduler.transfers.loading.pop(request.index, None) is not None
         running.append(request)
         admitted.append(request)
         request.running = True
@@ -78,6 +78,8 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
         if hit and external.tokens:
             scheduler.connector.allocated(request, external, cache.external_blocks(hit, external.tokens))
         row = VllmRow(request, tokens, computed, "r" if request.preemptions else "n", [*map(list, request.tables)])
+        if loaded and tokens == 1:
+            row.prefill = False  # one token on all of its context: to the device it is a decode
         if padded:
             row.padded = True
             row.drafts = scheduler.drafts

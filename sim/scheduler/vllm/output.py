@@ -44,7 +44,7 @@ def process_output(scheduler: RowBatching, batch: VllmBatch) -> list[RowRequest]
         if before >= 0:
             follows[before] = follows.get(before, 0) + 1
         request.last_batch = batch.number
-        if row.prefill:
+        if row.prefill or before < 0:
             emitted.append(request)
         if ends:
             request.ended = True

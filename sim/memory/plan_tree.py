@@ -1,0 +1,185 @@
+"""A deployment as a tree: pools, replicas on their nodes, pipeline stages, what a rank holds, whom it talks to."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sim.deployment.exchange import exchange_group, exchange_of
+from sim.deployment.plan import CollectiveSlots, Plan, PlanArrays
+from sim.deployment.topology import Topology
+from sim.hardware.node import Node
+from sim.memory.terms import MemoryBudget
+from sim.model.attention import MLA, Attention
+from sim.model.feedforward import MoE
+from sim.model.spec import Layer
+from sim.units import GIB
+
+
+@dataclass
+class Branch:
+    """One line of the tree, the same as `facts` for a program, and what lies below it."""
+
+    text: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    below: list["Branch"] = field(default_factory=list)
+
+
+def pool_branch(name: str, role: str, plan: Plan, budget: MemoryBudget, topology: Topology, first: int) -> Branch:
+    """One pool; its ranks are the endpoints of `topology` from `first` on. A plan without pools has no `name`."""
+    deployment, device = plan.deployment, plan.device
+    each = plan.gpus // deployment.replicas
+    head = f"{deployment.replicas} x {each} {device.name}, {plan.engine.name} {plan.engine.version}"
+    facts = {
+        "name": name,
+        "role": role,
+        "device": device.name,
+        "engine": f"{plan.engine.name} {plan.engine.version}",
+        "gpus": plan.gpus,
+        "replicas": deployment.replicas,
+        "tensor_parallel": deployment.tensor_parallel,
+        "data_parallel": deployment.data_parallel,
+        "pipeline_parallel": deployment.pipeline_parallel,
+        "fits": budget.fits,
+        "num_gpu_blocks": budget.num_blocks,
+    }
+    branch = Branch(f"{f'{name} ({role}): ' if name else ''}{head}", facts)
+    branch.below.append(_places(plan, topology, first))
+    branch.below += [_stage(plan, budget, index) for index in range(deployment.pipeline_parallel)]
+    if not budget.fits:
+        branch.below.append(Branch(f"does not start: {budget.verdict}"))
+    return branch
+
+
+def _places(plan: Plan, topology: Topology, first: int) -> Branch:
+    """Where the ranks stand: node by node, equal ones together."""
+    count = plan.deployment.replicas * plan.deployment.data_parallel
+    nodes = [topology.endpoints[first + index].nodes for index in range(count)]
+    what = "replica" if plan.deployment.data_parallel == 1 else "data-parallel rank"
+    touched = sorted({number for places in nodes for _, number in places})
+    if count == 1:
+        text = f"one {what} in node{'s' if len(touched) > 1 else ''} {_runs(touched)}"
+    else:
+        text = f"{count} {what}s in node{'s' if len(touched) > 1 else ''} {_runs(touched)}"
+    return Branch(text, {"nodes": [[number for _, number in places] for places in nodes]})
+
+
+def _stage(plan: Plan, budget: MemoryBudget, index: int) -> Branch:
+    """One rank of a pipeline stage."""
+    layers = plan.model.stages(plan.deployment.pipeline_parallel)
+    first = sum(len(stage) for stage in layers[:index])
+    own = layers[index]
+    last = first + len(own) - 1
+    name = f"stage {index + 1} of {len(layers)}, " if len(layers) > 1 else ""
+    stage = budget.stages[index]
+    weights = stage.value("weights") / GIB
+    blocks = budget.num_blocks if index == budget.worst else stage.num_blocks
+    branch = Branch(
+        f"{name}layers {first} to {last}, {_each(plan.domains.ranks)}:",
+        {"stage": index, "layers": [first, last], "ranks": plan.domains.ranks},
+    )
+    branch.below += [Branch(text) for text in _shards(plan, own)]
+    branch.below += [Branch(text) for text in _communicators(plan, index)]
+    branch.below.append(
+        Branch(
+            f"memory: {weights:.2f} GiB weights, {stage.available_bytes / GIB:.2f} GiB KV cache = {blocks:,} blocks of "
+            f"{budget.block_size} tokens",
+            {"weights_bytes": stage.value("weights"), "kv_bytes": stage.available_bytes, "num_blocks": blocks},
+        )
+    )
+    return branch
+
+
+def _each(ranks: int) -> str:
+    return "on one rank" if ranks == 1 else f"each of {ranks} ranks"
+
+
+def _shards(plan: Plan, layers: Sequence[Layer]) -> Iterator[str]:
+    """What of each kind of layer one rank holds."""
+    domains = plan.domains
+    kinds: dict[str, int] = {}
+    for layer in layers:
+        for text in (_mixer(layer, domains.tp_attn), _feed_forward(layer, plan)):
+            kinds[text] = kinds.get(text, 0) + 1
+    for text, count in kinds.items():
+        yield f"{text}, in {count} layers"
+
+
+def _mixer(layer: Layer, ranks: int) -> str:
+    mixer = layer.mixer
+    if isinstance(mixer, Attention):
+        kv = max(mixer.kv_heads // ranks, 1)
+        copies = f", each on {ranks // mixer.kv_heads} ranks" if ranks > mixer.kv_heads else ""
+        window = f", window {mixer.window:,}" if mixer.window else f", chunks of {mixer.chunk:,}" if mixer.chunk else ""
+        heads = f"{mixer.heads // ranks} of {mixer.heads} heads, {kv} of {mixer.kv_heads} KV heads"
+        return f"attention: {heads}{copies}{window}"
+    if isinstance(mixer, MLA):
+        whole = ", the latent KV whole on every rank" if ranks > 1 else ""
+        return f"latent attention: {mixer.heads // ranks} of {mixer.heads} heads{whole}"
+    return f"{type(mixer).__name__} mixer: 1/{ranks} of it" if ranks > 1 else f"{type(mixer).__name__} mixer"
+
+
+def _feed_forward(layer: Layer, plan: Plan) -> str:
+    domains, ffn = plan.domains, layer.ffn
+    if isinstance(ffn, MoE):
+        held = -(-ffn.experts // domains.ep_ffn)
+        units = ffn.inter // domains.tp_ffn
+        part = f"{held} whole of {ffn.experts} experts" if domains.ep_ffn > 1 else f"all {ffn.experts} experts"
+        cut = f", {units:,} of {ffn.inter:,} units of each" if domains.tp_ffn > 1 else f", {ffn.inter:,} units each"
+        shared = f", a shared one of {ffn.shared_inter:,} units" if ffn.shared_inter else ""
+        return f"experts: {part}{cut}, {ffn.top_k} a token{shared}"
+    inter = getattr(ffn, "inter", None)
+    ranks = domains.ranks if domains.gathers_dense else domains.tp_attn
+    return "feed-forward" if inter is None else f"feed-forward: {inter // ranks:,} of {inter:,} units"
+
+
+def _communicators(plan: Plan, index: int) -> Iterator[str]:
+    """Whom a rank of a stage talks to."""
+    domains, node = plan.domains, Node(plan.device)
+    arrays = plan.stages[index]
+    if domains.tp_attn > 1:
+        link = node.link_for(domains.tp_attn).kind
+        yield f"communicator: {domains.tp_attn} tensor-parallel ranks over {link}, {_sends(arrays)}"
+    if plan.shared is not None:
+        group = exchange_group(domains, plan.engine.profile.parallel)
+        way = exchange_of(plan.deployment, plan.engine.profile.parallel)
+        link = node.link_for(group).kind
+        yield f"communicator: {group} ranks that exchange tokens ({way}) over {link}, {_sends(plan.shared)}"
+    if plan.hand_over is not None and index + 1 < plan.deployment.pipeline_parallel:
+        moved = _per_token(plan.hand_over)
+        yield f"communicator: the next stage, {moved:,.0f} bytes a token"
+
+
+def _sends(arrays: PlanArrays) -> str:
+    slots = arrays.collective
+    return f"{float(np.sum(slots.count)):.0f} collectives a step, {_per_token(slots):,.0f} bytes a token"
+
+
+def _per_token(slots: CollectiveSlots) -> float:
+    body = np.asarray(slots.count) * np.asarray(slots.bytes_per_token) * (np.asarray(slots.emitting) == 0)
+    return float(body.sum())
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """`0-3, 6`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def tree_lines(branches: Sequence[Branch], indent: str = "") -> Iterator[str]:
+    """The branches as lines with their twigs."""
+    for number, branch in enumerate(branches):
+        last = number == len(branches) - 1
+        yield f"{indent}{'└─ ' if last else '├─ '}{branch.text}"
+        yield from tree_lines(branch.below, indent + ("   " if last else "│  "))
+
+
+def tree_fields(branch: Branch) -> dict[str, Any]:
+    """A branch as plain values."""
+    return {"text": branch.text, **branch.facts, "below": [tree_fields(each) for each in branch.below]}

@@ -1,0 +1,103 @@
+"""Deployments of several pools from the command line."""
+
+import pytest
+
+
+SMALL = ("model=llama-3.2-1b", "workload=fixed-512-512", "workload.output_tokens=20", "workload.num_requests=12")
+PD = (*SMALL, "engine=vllm-0.33.0", "deployment=pd-1p1d")
+
+
+def simulate(headway, tmp_path, *words):
+    return headway("simulate", *words, f"results={tmp_path / 'run'}", "--json")
+
+
+def test_prefill_and_decode(headway, tmp_path):
+    """The parts of the time to the first token sum to it; the fleet's page, tables and block are written."""
+    found = simulate(headway, tmp_path, *PD).json()
+    assert (found["status"], found["completed"], found["gpus"], found["replicas"]) == ("ok", 12, 2, 2)
+    parts = found["ttft_parts_ms"]
+    assert sum(part["mean"] for part in parts.values()) == pytest.approx(found["mean_ttft_ms"])
+    # 512 tokens = 32 blocks of 16: 0.135 ms each, and 0.38 ms of latency, before the first byte
+    assert parts["set_up"]["mean"] == pytest.approx(32 * 0.135 + 0.38)
+    assert [pool["role"] for pool in found["pools"]] == ["prefill", "decode"]
+    assert found["recomputed_tokens"] == 0
+    # 16 layers x 8 KV heads x 64 numbers x 2 (K, V) x 2 bytes x 512 tokens, 12 times
+    assert found["links"][0]["bytes"] == 12 * 16 * 8 * 64 * 2 * 2 * 512
+    assert all(found["checks"].values())
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Time to first token by part" in page
+    assert "Pool prefill (prefill)" in (tmp_path / "run" / "console.txt").read_text(encoding="utf-8")
+
+
+def test_a_fleet_of_unequal_replicas(headway, tmp_path):
+    found = simulate(
+        headway,
+        tmp_path,
+        *SMALL,
+        "deployment.pools.fast={hardware: h100-sxm, replicas: 2}",
+        "deployment.pools.slow.hardware=l4",
+        "deployment.pools.slow.settings.max_num_seqs=4",
+        "deployment.router=least_outstanding",
+    ).json()
+    assert (found["completed"], found["gpus"], found["ttft_parts_ms"], found["links"]) == (12, 3, None, None)
+    assert found["device"] == "NVIDIA H100 SXM 80GB + NVIDIA L4"
+    assert sum(pool["requests"] for pool in found["pools"]) == 12
+    assert [pool["settings"]["max_num_seqs"] for pool in found["pools"]][1] == 4
+
+
+def test_a_pool_that_does_not_fit_is_named(headway, tmp_path):
+    found = simulate(headway, tmp_path, "model=llama-3.3-70b", "deployment=pd-1p1d", "workload.num_requests=2")
+    assert found.code == 2
+    assert found.json()["message"].startswith("pool prefill (prefill): ")
+
+
+def test_unequal_blocks_cannot_be_read(headway, tmp_path):
+    found = simulate(headway, tmp_path, *PD, "++deployment.pools.decode.settings.block_size=32")
+    assert found.code == 2
+    assert "prefill and decode pools must have equal KV blocks" in found.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("deployment.pools.decode.replica=2", "unknown key deployment.pools.decode.replica: did you mean replicas?"),
+        ("deployment.pools.decode.replicas=many", "deployment.pools.decode.replicas wants a whole number, got 'many'"),
+        ("deployment.pools.decode=4", "deployment.pools.decode wants a mapping of keys, got 4."),
+        ("deployment.transfer.efficency=1", "unknown key deployment.transfer.efficency"),
+        ("deployment.decode_router=fastest", "deployment.decode_router: wanted one of"),
+    ],
+)
+def test_mistakes(headway, tmp_path, override, words):
+    found = simulate(headway, tmp_path, *PD, override)
+    assert found.code == 2
+    assert words in found.json()["message"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_commands_for_one_pool_refuse_several(headway):
+    found = headway("calibrate", "--from", "nothing.json", "deployment=pd-1p1d")
+    assert found.code == 2
+
+
+def test_plan_is_a_tree(headway):
+    found = headway("plan", "model=llama-3.3-70b", "hardware=h100-sxm", "deployment=pd-2p2d")
+    assert found.code == 0
+    assert "├─ prefill (prefill): 2 x 4 NVIDIA H100 SXM 80GB" in found.out
+    assert "attention: 16 of 64 heads, 2 of 8 KV heads, in 80 layers" in found.out
+    assert "KV from prefill to decode" in found.out
+    fields = headway("plan", "model=qwen3-30b-a3b", "hardware=h200-sxm", "deployment=dp2ep2", "--json").json()
+    assert (fields["gpus"], fields["plan"][0]["data_parallel"], fields["plan"][0]["fits"]) == (2, 2, True)
+    assert headway("plan", "model=llama-3.3-70b", "hardware=h100-sxm").code == 2
+
+
+def test_memory_of_every_pool(headway):
+    found = headway("memory", "model=llama-3.2-1b", "deployment=pd-1p1d", "--json").json()
+    assert [(pool["name"], pool["role"]) for pool in found["pools"]] == [("prefill", "prefill"), ("decode", "decode")]
+    assert "pool decode (decode)" in headway("memory", "model=llama-3.2-1b", "deployment=pd-1p1d").out
+
+
+def test_a_sweep_over_deployments(headway, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = headway("simulate", "-m", *SMALL, "deployment=single,replicas2,pd-1p1d", "--json")
+    assert found.code == 0
+    assert [run["status"] for run in found.json()["runs"]] == ["ok"] * 3
