@@ -191,10 +191,10 @@ def judged(name: str, fitted: Fitted | None, gathered: Gathered, split: str = SH
     return found
 
 
-def splits_of(name: str, gathered: Gathered) -> list[str]:
-    """Names of the splits that hold out any row, the shipped one first."""
+def further_splits(name: str, gathered: Gathered) -> list[str]:
+    """Names of the splits beside the shipped one that hold out any row."""
     found = family(name).splits(gathered.table, gathered.device)
-    return sorted((split for split, rows in found.items() if rows.any()), key=lambda split: (split != SHAPES, split))
+    return sorted(split for split, rows in found.items() if split != SHAPES and rows.any())
 
 
 def provenance(gathered: Gathered, fitted_rows: int, seed: int, date: str) -> dict[str, Any]:
@@ -257,11 +257,17 @@ def calibrated(
     if gathered is None:
         return None
     fitted = fit_family(name, gathered, seed=seed, quick=quick)
-    errors = {SHAPES: judged(name, fitted, gathered)}
-    for split in splits_of(name, gathered)[1:] if every_split else ():
-        other = fit_family(name, gathered, seed=seed, quick=quick, without=split)
+    errors, notes = {SHAPES: judged(name, fitted, gathered)}, [gathered.unused]
+    if not errors[SHAPES]:
+        notes.append(too_few(name, gathered.table))
+    for split in further_splits(name, gathered) if every_split else ():
+        try:
+            other = fit_family(name, gathered, seed=seed, quick=quick, without=split)
+        except NothingToFit as error:
+            notes.append(f"split {split}: {error}")
+            continue
         errors[split] = judged(name, other, gathered, split)
     seen = int((~family(name).splits(gathered.table, gathered.device)[SHAPES]).sum())
     plain = {split: {kernel: vars(found) for kernel, found in by.items()} for split, by in errors.items()}
-    notes = tuple(filter(None, (gathered.unused, "" if errors[SHAPES] else too_few(name, gathered.table))))
-    return Calibrated(gathered.device, fitted, provenance(gathered, seen, seed, date) | {"errors": plain}, notes)
+    card = provenance(gathered, seen, seed, date) | {"errors": plain}
+    return Calibrated(gathered.device, fitted, card, tuple(filter(None, notes)))

@@ -50,11 +50,10 @@ class OwnFit(run_fit.RunFit):
         if rows and rows[-1][0] == what:
             source += "; on top of those from servers above: seconds add, factors multiply"
         rows.append((OWN, shown, source))
-        of = f"{plan.deployment.tensor_parallel}"
         for kind, mine, its in (
-            ("version", version, plan.engine.version),
+            (f"version of {name}", version, plan.engine.version),
             ("model", self.model, plan.model.name),
-            ("tensor parallel size", f"{self.tensor_parallel or ''}", of),
+            ("tensor parallel size", f"{self.tensor_parallel or ''}", f"{plan.deployment.tensor_parallel}"),
         ):
             if mine and mine != its:
                 rows.append((f"learned on another {kind}", f"{mine}, here {its}", f"predictor: {self.data}"))

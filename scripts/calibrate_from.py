@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from conf.compose import compose
 from scripts.answer import Answer
 from scripts.arguments import Arguments
+from scripts.calibrate_load import load_remarks, load_told
 from scripts.calibrate_server import described, model_notes, model_told
-from scripts.configure import BELONGS_TO_DATASET, key_of, request
+from scripts.configure import key_of, request
 from scripts.folder import check_writable
 from scripts.table import table
 from sim.documents import user_path
@@ -104,7 +105,8 @@ def run(arguments: Arguments, path_given: str) -> Answer:
     fit.save(out)
     shown = lines(learned, observed, errors)
     text = "\n".join([*remarks, "", shown, "", f"written: {out} (predictor={out})"])
-    fields = {"status": "ok", "out": str(out), "overrides": overrides, "values": learned.values, "errors": errors}
+    fields: dict[str, Any] = {"status": "ok", "out": str(out), "overrides": overrides, "values": learned.values}
+    fields |= {"errors": errors}
     fields |= {"spread": learned.spread, "rounds": learned.rounds, "notes": remarks, "server": server}
     return Answer(fields, text)
 
@@ -148,28 +150,10 @@ def read(path: Path, arguments: Arguments) -> "tuple[Observed, list[str], list[s
 
     found = bench_result.read(path)
     asked = request(arguments)
-    said = {key_of(word) for word in asked.overrides}
-    own_lengths = said & {"workload", "workload.path"}
-    dropped = said | (BELONGS_TO_DATASET | {"workload"} if own_lengths else set())
-    kept = [word for word in found.keys if key_of(word) not in dropped]
-    told = model_told(found.model_id, found.name, said)
-    return (
-        found,
-        [*told, *kept],
-        asked.overrides,
-        [*found.notes, *_lengths_remarks(found, kept, said), *asked.remarks()],
-    )
-
-
-def _lengths_remarks(found: "Observed", kept: list[str], said: set[str]) -> list[str]:
-    """Where the lengths come from, if the requests of the file are not known one by one nor described by the user."""
-    means = [word for word in kept if key_of(word) in ("workload.input_tokens", "workload.output_tokens")]
-    if means:
-        why = "total_input_tokens and total_output_tokens over completed; how lengths spread it does not tell"
-        return [f"mean lengths of {found.name}: {', '.join(means)} ({why})"]
-    if found.workload is None and not any(key.startswith("workload") for key in said):
-        return [f"note: {found.name} tells no lengths: those of the default workload are taken; give workload="]
-    return []
+    load = load_told(found, asked.overrides)
+    told = [*model_told(found.model_id, found.name, {key_of(word) for word in asked.overrides}), *load]
+    remarks = [*found.notes, *load_remarks(found, load, asked.overrides), *asked.remarks()]
+    return found, told, asked.overrides, remarks
 
 
 def constants_table(values: Mapping[str, float], spread: Mapping[str, float]) -> str:

@@ -112,8 +112,8 @@ def check_held_out(learned: "LearnedLog", windows: "Windows", name: str) -> None
             return
         (before, after), which = worse, "decode windows held out"
     raise ValueError(
-        f"{name} teaches nothing that holds: in {which} the time of a step is {100 * before:.1f} % off before the fit "
-        f"and {100 * after:.1f} % after it, {kept}."
+        f"{name} teaches nothing that holds: in {which} the time of a step is {100 * before:.2f} % off before the fit "
+        f"and {100 * after:.2f} % after it, {kept}."
     )
 
 

@@ -50,8 +50,9 @@ def run(words: Sequence[str], path: Path, out: Path, shown: bool) -> Answer:
     rows = [row for row in everything if not excluded(row) and (not until or (row.date or "") < until)]
     taken = sampled(rows, loads)
     if not taken:
-        late = f"dated from {until} on, or of data-parallel ranks" if until else "of data-parallel ranks"
-        reasons = Counter(excluded(row) or late for row in everything)
+        early = {row.line for row in rows}
+        late, ranks = f"dated from {until} on", "of data-parallel ranks"
+        reasons = Counter(excluded(row) or (ranks if row.line in early else late) for row in everything)
         told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
         raise ValueError(f"{path} has no row to learn from: {told}.")
     digest = sha256(path.read_bytes()).hexdigest()
@@ -59,10 +60,11 @@ def run(words: Sequence[str], path: Path, out: Path, shown: bool) -> Answer:
     responses = {line: one for line, one in answers.items() if not isinstance(one, str)}
     failed = len(taken) - len(responses)
     fits, left_out = _taught(responses, taken)
+    left_out += _unpriced(answers, taken)
     if not fits:
         why = Counter(one for one in answers.values() if isinstance(one, str)).most_common(1)
-        told = "; ".join(_sentences(left_out)) or "no row has a price"
         failures = f"; {failed} of {len(taken)} rows have no price, most because {why[0][0].rstrip('.')}" if why else ""
+        told = "; ".join(_sentences(left_out))
         raise ValueError(f"{path} teaches nothing: {told}{failures} (--from a benchmark or a log tells more).")
     head = {"data": path.name, "sha256": digest, "predictor": predictor, "until": until}
     save(out, head | {"date": datetime.date.today().isoformat()}, fits)
@@ -108,7 +110,7 @@ def _taught(
     found, left_out = [], []
     for (engine, device), mine in sorted(by.items()):
         if len(mine) < LEAST_ROWS:
-            why = f"{len(mine)} of its rows have a price, {LEAST_ROWS} are wanted"
+            why = f"too few rows with a price ({len(mine)}, {LEAST_ROWS} are wanted)"
         else:
             measured = [[1e-3 * row.measured_ms(metric) for metric in ("ttft", "tpot")] for _, row, _ in mine]
             weights = np.array([weight for *_, weight in mine])
@@ -119,6 +121,17 @@ def _taught(
                 continue
         left_out.append({"engine": engine, "device": device, "why": why})
     return found, left_out
+
+
+def _unpriced(answers: dict[int, Any], taken: list[tuple[Row, float]]) -> list[dict[str, str]]:
+    """The engines and devices, as the table names them, none of whose rows has a price."""
+    priced = {(row.engine, row.hardware) for row, _ in taken if not isinstance(answers[row.line], str)}
+    number = Counter((row.engine, row.hardware) for row, _ in taken)
+    return [
+        {"engine": engine, "device": device, "why": f"no price of any of its rows ({count})"}
+        for (engine, device), count in sorted(number.items())
+        if (engine, device) not in priced
+    ]
 
 
 def _wrong(fit: dict[str, Any]) -> str:
@@ -133,7 +146,7 @@ def _wrong(fit: dict[str, Any]) -> str:
 
 
 def _sentences(left_out: list[dict[str, str]]) -> list[str]:
-    return [f"{one['engine']} on {one['device']}, {one['why']}" for one in left_out]
+    return [f"{one['engine']} on {one['device']}: {one['why']}" for one in left_out]
 
 
 def _fit(found: "Taught", rows: int) -> dict[str, Any]:

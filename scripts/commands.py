@@ -7,7 +7,7 @@ from scripts.arguments import HELP, JSON, Option
 
 SERVE = Option("--serve", 'a server\'s command, "vllm serve MODEL ..."; its flags become keys', "COMMAND")
 BENCH = Option("--bench", 'a load generator\'s flags, "--request-rate 10 ..."; they become keys', "FLAGS")
-ENGINE = Option("--engine", "engine and version, vllm-0.33.0; as engine=, any version", "ENGINE")
+ENGINE = Option("--engine", "engine and version from its oldest profile on, vllm-0.33.0; engine= takes older ones too", "ENGINE")
 CONFIG_DIR = Option("--config-dir", "a folder of your own with model/, hardware/ ... YAML files", "DIR", many=True)
 CFG = Option("--cfg", "print the whole configuration as YAML and stop (--cfg job)", "WHAT")
 MULTIRUN = Option("--multirun", "run every combination of KEY=A,B and KEY=range(A,B,STEP)", short="-m")
@@ -17,11 +17,39 @@ FROM = Option("--from", "with --run: begin at Iteration(N) of the log, after the
 
 LEARN = Option("--from", "result of `vllm bench serve --save-result`, engine log, folder, table of servers", "FILE")
 
-CALIBRATE = """Tables: sources= folders, files, aiconfigurator-core (default: that package, extra headway[profiles]);
-seed=N, splits=all (judge every split, one fit each), quick=true (few steps), date=YYYY-MM-DD. Writes
-OUT/<device>, which predictor=OUT/<device> uses. --from: the server and its load are described as for
-headway simulate; writes out=run-fit.json, which predictor=run-fit.json uses. --from TABLE.csv (measured
-servers, docs/serving-table.md): until=YYYY-MM-DD, loads=N, jobs=N, predictor=, responses=FILE."""
+CALIBRATE = """Operator tables (docs/operator-tables.md):
+device=NAME[,NAME]   of `headway hardware`
+family=NAME[,NAME]   gemm, decode, mixed, moe, recurrent, elementwise (all that the tables hold)
+sources=PATH[,PATH]  folders and files, or aiconfigurator-core (that package, extra headway[profiles])
+out=DIR              gets <device>/, which predictor=DIR/<device> uses (predictors-fitted); families that it
+                     lacks come from what is shipped for the device
+splits=shapes, all   what is judged; all: every split, one fit each (shapes)
+seed=N, quick=true, date=YYYY-MM-DD   of the fit (0, false: all steps, today)
+
+--from: the server and its load are described as for headway simulate; writes out=run-fit.json, which
+predictor=run-fit.json uses. --from TABLE.csv (measured servers, docs/serving-table.md): until=YYYY-MM-DD,
+loads=N, jobs=N, predictor=, responses=FILE."""
+
+VALIDATE = """run=DIR: a recorded run, request by request
+  workload=FILE        what it was driven with (found near DIR by its hash)
+  KEY=VALUE            keys of headway simulate, which win over what was recorded: hardware=, predictor= ...
+serving=FILE: measured serving points, one simulated closed loop each
+  limit=N              only N of them, chosen by a hash (all)
+  jobs=N               processes (one per core)
+  results=DIR          where rows.csv and report.html go (results/serving_DATE_TIME)
+  KEY=VALUE            as above
+kv=FILE[,FILE]: measured KV-cache sizes
+  results=DIR          where the csv and the page go (results/kv_DATE_TIME)
+operators: held-out errors of the operator predictors
+  device=NAME[,NAME]   of `headway hardware` (all)
+  family=NAME[,NAME]   gemm, decode, mixed, moe, recurrent, elementwise (all)
+  sources=PATH[,PATH]  operator tables, as for headway calibrate (aiconfigurator-core)
+  splits=shapes, all, card
+                       shapes: measured on the artifact; all: the other splits too, one fit each; card: as the
+                       artifact's card tells them, no table is read (shapes)
+  predictor=auto, analytic, DIR
+                       what is judged; DIR: a folder that headway calibrate wrote (auto)
+  seed=N, quick=true   of the fits of splits=all (0, false: all steps)"""
 
 CONFIGURE = (SERVE, ENGINE, CONFIG_DIR, CFG)
 
@@ -108,11 +136,7 @@ COMMANDS = {
             "headway validate run=bench/Llama-3.1-8B",
             (CONFIG_DIR,),
             (),
-            "run=DIR       a recorded run, request by request (workload=FILE: what it was driven with)\n"
-            "serving=FILE  measured serving points, one simulated closed loop each (limit=N: only N of them, chosen\n"
-            "              by a hash; jobs=N: processes; results=DIR: where rows.csv and report.html go)\n"
-            "kv=FILE       measured KV-cache sizes\n"
-            "operators     held-out errors of the operator predictors",
+            VALIDATE,
         ),
         Command(
             "experiment",

@@ -21,7 +21,7 @@ def run(arguments: Arguments) -> Answer:
     words = [word if "=" in word else f"{word}=true" for word in arguments.words]
     keys = PlainKeys.of("headway validate operators", words, KEYS)
     from calibration.tables.find import PACKAGE
-    from predictors.families import MODULES
+    from predictors.families import MODULES, family
     from predictors.learned import shipped_for
 
     if not keys.truth("operators"):
@@ -30,11 +30,12 @@ def run(arguments: Arguments) -> Answer:
     devices = keys.several("device", list(choices("hardware")))
     every = keys.choice("splits", ("shapes", "all", "card"), "shapes")
     seed, quick = keys.whole("seed", 0), keys.truth("quick")
-    from calibration.operators import NothingToFit, fit_family, gather, judged, splits_of
+    from calibration.operators import NothingToFit, fit_family, gather, judged, further_splits, too_few
 
     nested: dict[str, dict[str, dict[str, dict]]] = {}
     by_device: dict[str, dict[str, dict[str, dict]]] = {}
     said = not arguments.switch("--json")
+    notes: list[str] = []
     predictor = keys.text("predictor", "auto")
     for device in devices:
         artifact = None if predictor == "analytic" else shipped_for(device, predictor)
@@ -47,13 +48,19 @@ def run(arguments: Arguments) -> Answer:
                 gathered = None if every == "card" else gather(device, name, sources)
             except NothingToFit as error:
                 gathered = None
-                print(f"{device}: {error}", file=sys.stderr)
+                notes.append(str(error))
             if gathered is not None:
                 if said:
                     print(f"{device}: {name} ...", file=sys.stderr, flush=True)
                 found["shapes"] = _plain(judged(name, fitted, gathered))
-                for split in splits_of(name, gathered)[1:] if every == "all" else ():
-                    other = fitted and fit_family(name, gathered, seed=seed, quick=quick, without=split)
+                if not family(name).splits(gathered.table, gathered.device)["shapes"].any():
+                    notes.append(f"{device} {name}: {too_few(name, gathered.table)}")
+                for split in further_splits(name, gathered) if every == "all" else ():
+                    try:
+                        other = fitted and fit_family(name, gathered, seed=seed, quick=quick, without=split)
+                    except NothingToFit as error:
+                        notes.append(f"split {split}: {error}")
+                        continue
                     found[split] = _plain(judged(name, other, gathered, split))
             found = {split: by_kernel for split, by_kernel in found.items() if by_kernel}
             if found:
@@ -61,8 +68,10 @@ def run(arguments: Arguments) -> Answer:
             for split, by_kernel in found.items():
                 nested.setdefault(name, {}).setdefault(split, {})[device] = _judged(by_kernel)
     if not nested:
-        raise ValueError(f"no artifact of {', '.join(devices)} has a family among {', '.join(names)}.")
-    return Answer({"status": "ok", "splits": every, **nested}, error_table(by_device))
+        nothing = f"no artifact of {', '.join(devices)} has a family among {', '.join(names)}"
+        raise ValueError("; ".join(notes or [nothing]) + ".")
+    text = "\n".join([error_table(by_device), *(f"note: {note}" for note in notes)])
+    return Answer({"status": "ok", "splits": every, **nested}, text)
 
 
 def _plain(errors: dict) -> dict[str, dict[str, float]]:

@@ -67,7 +67,7 @@ def _load(content: Mapping[str, Any], path: Path) -> list[str]:
         keys.append(f"workload.concurrency={int(concurrency)}")
     rate, burstiness = content.get("request_rate"), content.get("burstiness")
     if rate in ("inf", np.inf):
-        keys += ["workload.arrival=poisson", "workload.rate=inf"]
+        keys += ["workload.arrival=poisson", "workload.rate=inf", "workload.normalize_rate=false"]
     elif isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < np.inf:
         even = isinstance(burstiness, int | float) and 0 < burstiness < np.inf and burstiness != 1
         keys += (

@@ -98,7 +98,7 @@ def learn_windows(windows: Windows, cost: CostModel, arrays: PlanArrays) -> Lear
 
 def held_out_errors(learned: LearnedLog, windows: Windows) -> tuple[float, float]:
     """Mean size of the logarithm of priced over measured, in all windows held out, before and after."""
-    # a mean, for the median of two or three windows is one window's luck; of logarithms, so that no window outweighs all
+    # a mean, for the median of two or three windows is the luck of one; of logarithms, so that none outweighs all
     before, after = (np.abs(np.log1p(found[windows.held_out])) for found in (learned.before, learned.after))
     return float(before.mean()), float(after.mean())
 

@@ -20,7 +20,7 @@ from predictors.table import OperatorTable
 
 
 PACKAGE = "aiconfigurator-core"
-EXTRA = "headway[profiles]"
+EXTRA = "headway[profiles] (in a checkout: .venv/bin/pip install -e '.[profiles]')"
 DEVICES = {
     "a100_sxm": "a100-sxm-80gb",
     "b200_sxm": "b200-sxm",

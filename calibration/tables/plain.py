@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from calibration.tables.rows import Part, check_columns, table, unknown, words
+from calibration.tables.rows import Part, check_columns, otherwise_written, table, unknown, words
 from predictors.table import FAMILIES, LABELS, OperatorTable
 from sim.hardware.read import list_devices
 
@@ -31,7 +31,11 @@ def matches(path: Path) -> bool:
 
 def _files(path: Path) -> list[Path]:
     found = [path] if path.is_file() else sorted(path.glob("*.csv"))
-    return [file for file in found if file.suffix == ".csv" and family_of(file) and "device" in _header(file)]
+    return [
+        file
+        for file in found
+        if file.suffix == ".csv" and family_of(file) and otherwise_written("device", _header(file))
+    ]
 
 
 def _header(path: Path) -> list[str]:
@@ -63,7 +67,8 @@ def _stored(path: Path) -> pa.Table:
     family, header = family_of(path), _header(path)
     times = [name for name in header if name in TIME_S]
     if len(times) != 1:
-        raise ValueError(f"{path} must have one time column ({', '.join(TIME_S)}), got {', '.join(times) or 'none'}.")
+        got = ", ".join(times or [name for name in header if name.lower() in TIME_S]) or "none"
+        raise ValueError(f"{path} must have one time column ({', '.join(TIME_S)}), got {got}.")
     needed = tuple(name for name in FAMILIES[family] if name not in BLANK)
     check_columns(header, ("device", *needed, times[0]), (*LABELS, *BLANK), path)
     text = {name: pa.string() for name in ("device", *LABELS)}

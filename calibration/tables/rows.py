@@ -121,14 +121,21 @@ def check_columns(found: Sequence[str], needed: Sequence[str], ignored: Sequence
     """**Raises:** ValueError for a column that is missing, and for one that nobody knows, with the nearest known."""
     missing = [name for name in needed if name not in found]
     if missing:
-        near = get_close_matches(missing[0], found, 1, 0.0)[0]
+        same = otherwise_written(missing[0], found)
+        near = same or get_close_matches(missing[0], found, 1, 0.0)[0]
+        hint = ": rename it, case counts" if same else ""
         raise ValueError(
-            f"{path} needs the column '{missing[0]}', which is not among its {len(found)}; near: '{near}'."
+            f"{path} needs the column '{missing[0]}', which is not among its {len(found)}; near: '{near}'{hint}."
         )
     known = (*needed, *ignored)
     for name in found:
         if name not in known:
             raise unknown(f"{path}: the column", name, known, ": rename or drop it")
+
+
+def otherwise_written(name: str, known: Sequence[str]) -> str:
+    """The one of `known` that differs from `name` by case alone; "" for none."""
+    return next((one for one in known if one.lower() == name.lower()), "")
 
 
 def unknown(what: str, name: str, known: Sequence[str], hint: str = "") -> ValueError:

@@ -79,10 +79,10 @@ def unused(table: OperatorTable) -> Mapping[str, Bool[np.ndarray, " row"]]:
     frontier = source == "Frontier"
     copied = frontier & ~np.isin(model, list(set(model[frontier & (timing == "launch")].tolist())))
     wanted = sorted({op for ops in (*OPS.values(), *LIKE.values()) for op in ops})
+    eager = np.isin(table["kernel"], EAGER)
+    named = " and ".join(sorted(set(table["kernel"][eager].tolist())))
     found = {
-        f"of several kernels in a row, which engines fuse into one (kernel {' or '.join(EAGER)})": np.isin(
-            table["kernel"], EAGER
-        ),
+        f"of several kernels in a row, which engines fuse into one (kernel {named})": eager,
         "with the host's launch in their time": np.asarray(timing != "kernel", bool),
         "of research engines or plain modules": np.isin(source, OLD_SOURCES) | copied,
         f"whose op is none of {', '.join(wanted)}": ~np.isin(table["op"], wanted),

@@ -137,6 +137,9 @@ class Replica:
         if self._interrupted:
             self._client.interrupted(self._interrupted, now_ns)
             self._interrupted.clear()
+        if batch.begun and batch.number < 0 and len(self.delivered_ns) > 1:
+            # counted among the decodes that follow the batch before, but nothing came before them
+            self._client.continued([(now_ns - self.delivered_ns[-2], -batch.begun)])
         number, follows = self._told.popleft()
         if number >= 0:
             self._continue(number, batch.follows if follows is None else follows, now_ns)

@@ -264,4 +264,9 @@ def inter_token_latencies(
     gaps = delivered_ns[same] - delivered_ns[same - 1]
     decodes = decodes[same]
     used = decodes > 0
-    return np.concatenate([gaps[used], values]), np.concatenate([decodes[used], counts])
+    values, counts = np.concatenate([gaps[used], values]), np.concatenate([decodes[used], counts])
+    if (counts >= 0).all():
+        return values, counts
+    values, place = np.unique(values, return_inverse=True)
+    counts = np.bincount(place, counts, len(values)).astype(np.int64)  # first tokens are taken off again
+    return values[counts > 0], counts[counts > 0]

@@ -33,7 +33,7 @@ class CountedBlocks[R: Holder]:
         """Blocks of the request found in the cache: none."""
         return ()
 
-    def admit(self, request: R, hits: Sequence[int], tokens: int, room: int) -> bool:
+    def admit(self, request: R, hits: Sequence[int], tokens: int, room: int, findable: bool = True) -> bool:
         """Take blocks for the first `tokens` of a request; False, and nothing taken, if `room` tokens do not fit."""
         if -(-room // self.block_size) > self.free:
             return False

@@ -50,10 +50,11 @@ class PrefixBlocks[R: Content]:
         full = (request.target - 1) // self.block_size
         return self.pool.find_run(islice(chain_keys(request, full, self.block_size), full))
 
-    def admit(self, request: R, hits: Sequence[int], tokens: int, room: int) -> bool:
+    def admit(self, request: R, hits: Sequence[int], tokens: int, room: int, findable: bool = True) -> bool:
         """Take the blocks found and new ones for the first `tokens`; False, and nothing taken, without room for `room`.
 
-        Blocks found that nobody uses would leave the free queue, so they need room as well.
+        Blocks found that nobody uses would leave the free queue, so they need room as well. The new ones are `findable`
+        at once, or when `register` says so.
         """
         references = self.pool.references
         idle = len([block for block in hits if not references[block]])
@@ -63,6 +64,8 @@ class PrefixBlocks[R: Content]:
         request.blocks = list(hits)
         request.registered = len(hits)
         self._take(request, tokens)
+        if findable:
+            self.register(request, min(tokens, request.target))
         return True
 
     def extend(self, request: R, prior: int, tokens: int) -> bool:
@@ -70,6 +73,7 @@ class PrefixBlocks[R: Content]:
         if -(-tokens // self.block_size) - len(request.blocks) > self.free:
             return False
         self._take(request, tokens)
+        self.register(request, min(tokens, request.target))
         return True
 
     def grow_decodes(self, call: int, preempt: Callable[[], R]) -> None:
@@ -155,4 +159,3 @@ class PrefixBlocks[R: Content]:
 
     def _take(self, request: R, tokens: int) -> None:
         request.blocks += self.pool.take(-(-tokens // self.block_size) - len(request.blocks))
-        self.register(request, min(tokens, request.target))

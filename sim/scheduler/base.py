@@ -75,6 +75,7 @@ class Batch[R: Request]:
 
     Statistics are named as in `sim.cost.BatchStats`. `admitted` entered running; `emitted` complete their
     prefill here (so their first token, or the first after a preemption, comes with this batch);
+    `begun` of the decodes give a request's first token, for its prompt was computed elsewhere.
     `finishing` get their last token from it; `preempted` lost their blocks, of which
     `interrupted` were decoding. `running`, `waiting` and `free_blocks` are as after the call.
 
@@ -108,13 +109,14 @@ class Batch[R: Request]:
         "follows",
         "delivered",
         "dropped",
+        "begun",
     )
 
     def __init__(self) -> None:
         self.prefill_tokens = self.prefill_chunks = self.prefill_area = 0
         self.prefill_kv_tokens = self.prefill_max_tokens = 0
         self.decodes = self.decode_sum = self.decode_max = self.decode_sumsq = 0
-        self.emitting = self.running = self.waiting = self.free_blocks = 0
+        self.emitting = self.running = self.waiting = self.free_blocks = self.begun = 0
         self.admitted: Sequence[R] = ()
         self.emitted: Sequence[R] = ()
         self.finishing: Sequence[R] = ()

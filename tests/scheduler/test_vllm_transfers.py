@@ -10,7 +10,7 @@ from hypothesis import given, settings as run_settings, strategies as st
 
 from sim.memory.shape import CacheShape, GroupShape
 from sim.scheduler.hooks import Alone, External
-from sim.scheduler.vllm import make_rows
+from sim.scheduler.vllm import ConnectedBatching, make_connected, make_rows
 from tests.scheduler.vllm_setup import VERSIONS, full, make_request, settings
 
 
@@ -209,3 +209,66 @@ def test_nothing_is_lost_whatever_becomes_of_the_transfers(version, data):
     assert ends == Counter(range(count))
     assert scheduler.free_blocks == blocks
     assert not scheduler.transfers.loading
+
+
+SAID = ("prefill_tokens", "prefill_chunks", "prefill_area", "decodes", "decode_sum", "decode_max", "decode_sumsq")
+SAID += ("emitting", "running", "waiting", "free_blocks")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("version", ["0.19.0", "0.33.0"])
+@run_settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_the_fast_path_decides_the_same(version, named, asynchronous, data):
+    """Drawn loads, local prompts, held blocks and delays: both schedulers decide every batch alike."""
+    draw = data.draw
+    count = draw(st.integers(1, 8))
+    roles = draw(st.lists(st.sampled_from(["local", "remote", "read"]), min_size=count, max_size=count))
+    sizes = [(draw(st.integers(1, 40)), 1 if role == "read" else draw(st.integers(1, 12))) for role in roles]
+    families = [draw(st.one_of(st.none(), st.integers(0, 1))) for _ in roles]
+    delay = draw(st.lists(st.integers(0, 5), min_size=count, max_size=count))
+    config = settings(version, asynchronous=asynchronous, max_num_batched_tokens=draw(st.integers(4, 32)))
+    shape = full(draw(st.integers(14, 40)), named=named)
+    sides = []
+    for make in (make_connected, lambda *given: make_rows(*given[:2], connector=given[2])):
+        connector = Pulls(
+            {i for i, role in enumerate(roles) if role == "remote"},
+            {i for i, role in enumerate(roles) if role == "read"},
+        )
+        scheduler = make(config, shape, connector)
+        requests = [
+            make_request(scheduler, i, *size, family=family)
+            for i, (size, family) in enumerate(zip(sizes, families, strict=True))
+        ]
+        sides.append(drive(scheduler, connector, requests, delay, 2 if asynchronous else 1))
+    fast, slow = sides
+    assert isinstance(make_connected(config, shape, Pulls()), ConnectedBatching)
+    assert fast == slow
+
+
+def drive(scheduler, connector, requests, delay, depth):
+    """What each call decided; loads end `delay` calls after they began, held blocks are read in the call after."""
+    said, due, begun, open_batches = [], {}, 0, []
+    read = {}
+    for call in range(300):
+        if call < len(requests):
+            scheduler.add(requests[call])
+        batch = scheduler.schedule()
+        said.append(
+            [getattr(batch, name) for name in SAID]
+            + [[request.index for request in batch.admitted], [request.index for request in batch.preempted]]
+        )
+        open_batches.append(batch)
+        ended = scheduler.complete(open_batches.pop(0)) if len(open_batches) == depth else []
+        said.append([request.index for request in ended])
+        for index in connector.begun[begun:]:
+            due[index] = call + delay[index]
+        begun = len(connector.begun)
+        received = [requests[index] for index, at in due.items() if at == call]
+        sent = [requests[index] for index, at in read.items() if at == call]
+        read |= {request.index: call + 1 for request in ended if request.index in connector.read}
+        scheduler.report(received, sent)
+    assert scheduler.free_blocks == scheduler.usable_blocks
+    assert scheduler.unfinished == 0
+    return said

@@ -49,9 +49,9 @@ def test_a_table_teaches(headway, points, responses, tmp_path):
     ("words", "message"),
     [
         (("until=yesterday",), "until must be a day as 2026-04-01, got 'yesterday'"),
-        (("until=2020-01-01",), "has no row to learn from: 1 dated from 2020-01-01 on, or of data-parallel ranks"),
+        (("until=2020-01-01",), "has no row to learn from: 1 dated from 2020-01-01 on."),
         (("limit=3",), "has no key limit"),
-        ((), "too few are of one engine on one device (8 are wanted)"),
+        ((), f"teaches nothing: vllm on {DEVICE}: too few rows with a price (1, 8 are wanted) (--from a benchmark"),
         (("predictor=auto",), "predictor=auto holds what servers taught already"),
         (("predictor=nonsense",), "predictor must be kernels, analytic or a folder"),
         (("out=here",), "out must be the name of a .json file, which predictor= then takes, got here"),
@@ -66,6 +66,44 @@ def test_what_it_refuses(headway, points, responses, words, message):
     path = points({"notes": "NVIDIA-internal measurement; date=2026-01-02"})
     found = headway("calibrate", "--from", str(path), *words)
     assert found.code == 2 and message in found.err and found.err.count("\n") == 1
+
+
+def rows_of(**more):
+    return [{"tp": tp, "concurrency_or_qps": str(c)} | more for tp in ("1", "2", "4") for c in (2, 4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("measured", "reason"),
+    [
+        # simulated are 50 and 10 ms whatever the load, and request_s moves TTFT alone
+        ({"ttft_ms_mean": "100", "tpot_ms_mean": "40"}, "TPOT stays 75% off, at most 25% is allowed"),
+        (
+            {"ttft_ms_mean": "50", "tpot_ms_mean": "10"},
+            "nothing gets better: TTFT 0.0% off before, 0.0% after, TPOT 0.0% off before, 0.0% after",
+        ),
+    ],
+)
+def test_the_reason_that_applies_is_named(headway, points, responses, tmp_path, measured, reason):
+    found = headway("calibrate", "--from", str(points(*rows_of(**measured))), "out=mine.json")
+    assert found.code == 2 and f"teaches nothing: vllm on {DEVICE}: {reason} (--from" in found.err
+    assert not (tmp_path / "mine.json").exists()
+
+
+def test_ranks_are_named_apart_from_late_rows(headway, points, responses):
+    path = points({"notes": "x; date=2026-05-02"}, {"dp": "2", "num_gpus": "2", "notes": "x; date=2026-01-02"})
+    found = headway("calibrate", "--from", str(path), "until=2026-04-01")
+    assert found.code == 2
+    assert "1 dated from 2026-04-01 on" in found.err and "1 of data-parallel ranks" in found.err
+
+
+def test_what_is_left_out_beside_what_is_learned(headway, points, responses):
+    few = {"hardware": "H200", "concurrency_or_qps": "7"}
+    path = points(*rows_of(), few)
+    found = headway("calibrate", "--from", str(path), "out=mine.json", "--json").json()
+    assert [fit["engine"] for fit in found["fits"]] == ["vllm"]
+    assert found["left_out"] == [{"engine": "vllm", "device": "H200", "why": "no price of any of its rows (1)"}]
+    shown = headway("calibrate", "--from", str(path), "out=mine.json").out
+    assert "left out: vllm on H200: no price of any of its rows (1)" in shown
 
 
 def test_the_table_is_not_written_over(headway, points, responses, tmp_path):

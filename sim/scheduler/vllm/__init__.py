@@ -11,6 +11,7 @@ from sim.memory.shape import CacheShape
 from sim.scheduler.base import Scheduler
 from sim.scheduler.hooks import Connector, Drafting, Progress
 from sim.scheduler.options import at_least, one_of, read_options
+from sim.scheduler.vllm.connected import ConnectedBatching as ConnectedBatching
 from sim.scheduler.vllm.continuous import ContinuousBatching as ContinuousBatching, DecodingRequest as DecodingRequest
 from sim.scheduler.vllm.request import RowRequest as RowRequest, VllmBatch as VllmBatch, VllmRow as VllmRow
 from sim.scheduler.vllm.rows import RowBatching as RowBatching
@@ -41,9 +42,15 @@ def make(settings: EngineSettings, cache: CacheShape) -> Scheduler:
     return make_fast(settings, cache) if takes_fast_path(settings, cache) else make_rows(settings, cache)
 
 
-def make_connected(settings: EngineSettings, cache: CacheShape, connector: Connector[Any]) -> RowBatching:
-    """The scheduler of an instance whose KV comes from others, or is read by them."""
+def make_connected(
+    settings: EngineSettings, cache: CacheShape, connector: Connector[Any]
+) -> ConnectedBatching | RowBatching:
+    """The scheduler of an instance whose KV comes from others, or is read by them; the fast path where it is equal."""
     one_of(POLICIES, **{"engine.scheduling_policy": settings.scheduling_policy})
+    if takes_fast_path(settings, cache) and settings.profile.connector.aside != "none":
+        return ConnectedBatching(
+            _fast_blocks(settings, cache), connector, settings.profile.connector, **_limits(settings)
+        )
     return make_rows(settings, cache, connector=connector)
 
 
@@ -66,28 +73,30 @@ def takes_fast_path(settings: EngineSettings, cache: CacheShape) -> bool:
 
 def make_fast(settings: EngineSettings, cache: CacheShape) -> ContinuousBatching:
     """The fast path. With a named cache, blocks have an identity and prefixes are reused."""
+    return ContinuousBatching(_fast_blocks(settings, cache), **_limits(settings))
+
+
+def _fast_blocks(settings: EngineSettings, cache: CacheShape) -> CountedBlocks[Any] | PrefixBlocks[Any]:
+    """The fast path's blocks: named where prefixes are reused, else counted."""
+    if not cache.named:
+        return CountedBlocks(cache.usable_blocks, settings.block_size)
+    first = settings.profile.cache.unhashed_blocks_first
+    return PrefixBlocks(cache.usable_blocks, settings.block_size, first, reuse=settings.prefix_caching)
+
+
+def _limits(settings: EngineSettings) -> dict[str, Any]:
+    """The fast path's limits and what the version does differently."""
     profile = settings.profile
-    blocks: CountedBlocks[DecodingRequest] | PrefixBlocks[DecodingRequest]
-    if cache.named:
-        blocks = PrefixBlocks(
-            cache.usable_blocks,
-            settings.block_size,
-            profile.cache.unhashed_blocks_first,
-            reuse=settings.prefix_caching,
-        )
-    else:
-        blocks = CountedBlocks(cache.usable_blocks, settings.block_size)
-    return ContinuousBatching(
-        blocks,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=settings.max_model_len,
-        reserve_full_input=settings.reserve_full_input,
-        chunked_prefill=settings.chunked_prefill,
-        skip_oversized=profile.scheduling.skip_oversized,
-        register_on_output=settings.async_scheduling,
-        count_refused=not profile.cache.counts_admitted_only,
-    )
+    return {
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_model_len": settings.max_model_len,
+        "reserve_full_input": settings.reserve_full_input,
+        "chunked_prefill": settings.chunked_prefill,
+        "skip_oversized": profile.scheduling.skip_oversized,
+        "register_on_output": settings.async_scheduling,
+        "count_refused": not profile.cache.counts_admitted_only,
+    }
 
 
 def make_rows(

@@ -153,9 +153,9 @@ class ContinuousBatching:
         budget = self.budget - self._decodes
         if self._partial is not None and budget > 0:
             budget -= self._continue_partial(batch, budget)
-        if self.waiting and not batch.preempted:
+        if self._queued and not batch.preempted:
             self._admit(batch, budget)
-        batch.emitting = batch.decodes + len(batch.emitted)
+        batch.emitting = batch.decodes + len(batch.emitted) - batch.begun
         ending = self._ends.pop(call, None)
         if ending:
             for request in ending:
@@ -166,7 +166,7 @@ class ContinuousBatching:
                 self._join_decoding(request)
         self._repeatable = batch if self._partial is None and not self._reorders else None
         batch.running = len(self.running)
-        batch.waiting = len(self.waiting)
+        batch.waiting = self._queued
         batch.free_blocks = self.blocks.free
         return batch
 
@@ -208,8 +208,21 @@ class ContinuousBatching:
                 # preempted while its last token was under way: it ends in the waiting queue, without blocks
                 self.waiting.remove(request)
             else:
-                self.blocks.release(request, request.target + request.left - 1)
+                self._let_go(request, request.target + request.left - 1)
         return batch.finishing
+
+    @property
+    def _queued(self) -> int:
+        """Requests without a seat."""
+        return len(self.waiting)
+
+    def _let_go(self, request: DecodingRequest, tokens: int) -> None:
+        """A request that holds `tokens` has ended."""
+        self.blocks.release(request, tokens)
+
+    def _start_load(self, request: DecodingRequest, hits: Sequence[int]) -> bool | None:
+        """Whether the request's KV begins to come from elsewhere; None: it is computed here."""
+        return None
 
     def _count_decodes(self, batch: Batch[DecodingRequest]) -> None:
         n, call = self._decodes, self._call
@@ -311,7 +324,7 @@ class ContinuousBatching:
     def _admit(self, batch: Batch[DecodingRequest], budget: int) -> None:
         """Take the head of the queue while seats, budget and blocks last; nobody passes a blocked head."""
         waiting, running, blocks = self.waiting, self.running, self.blocks
-        admitted: list[DecodingRequest] = []
+        admitted = list(batch.admitted)
         emitted = list(batch.emitted)
         passed_over: list[DecodingRequest] = []
         while waiting and budget > 0 and len(running) < self.max_num_seqs:
@@ -319,6 +332,13 @@ class ContinuousBatching:
             hits = blocks.lookup(request)
             cached = len(hits) * blocks.block_size
             chunk = request.target - cached
+            loads = self._start_load(request, hits)
+            if loads is not None:
+                if not loads:
+                    self._refuse(request, cached)
+                    break
+                waiting.popleft()
+                continue
             if chunk > budget:
                 if not self.chunked_prefill:
                     self._refuse(request, cached)

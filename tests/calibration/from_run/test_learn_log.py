@@ -1,17 +1,19 @@
 """Known constants are found again from the log of a server, and the command that does it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from calibration.from_run import engine_log, sglang_log, vllm_log
 from calibration.from_run.priced import priced
-from calibration.from_run.steady import learn_windows
+from calibration.from_run.steady import LearnedLog, held_out_errors, learn_windows, worse_decodes
 from calibration.from_run.windows import windows_of
 from conf.compose import compose
 from predictors.run_fit import load
-from scripts import calibrate
+from predictors.served import own_fit
+from scripts import calibrate, calibrate_from_log
 from scripts.arguments import Arguments
 from sim import api
 from sim.event.padding import Padding
@@ -175,7 +177,67 @@ def test_the_command(job, server_log, tmp_path):
         < errors["before"]["decode_held_out_step_time_median_error"]
     )
     assert "not told by a log: time to first token" in found.text and "Unexplained in held-out windows" in found.text
+    assert own_fit(out).model == "llama-3.1-8b" and found.fields["server"]["origin"]["engine"] == "as given"
+    assert (
+        "taken as measured on: model llama-3.1-8b (as given), vllm 0.19.0 (as given), tensor parallel 1" in found.text
+    )
     json.dumps(found.fields, allow_nan=False)
+
+
+def test_what_held_out_windows_do_not_bear_out_is_not_taken(job, tmp_path):
+    """Steps take what they are priced at in every third window, the held-out ones, and 10 % longer in the others."""
+
+    def written(rates):
+        return "\n".join(["GPU KV cache size: 320,000 tokens", *(line(running=32, output=rate) for rate in rates)])
+
+    windows = windows_of(vllm_log.read(written([3200.0] * 13), "server.log", "0" * 64), job.plan.engine, 1)
+    priced_rate = 3200.0 / (1.0 + learn_windows(windows, job.cost, job.plan.arrays).before[0])
+    path = tmp_path / "server.log"
+    path.write_text(written([priced_rate, *(priced_rate / (1.0 if at % 3 == 2 else 1.1) for at in range(12))]))
+    message = (
+        "teaches nothing that holds: in windows held out .* is 0.0[0-9] % off before the fit and [5-9].* % after it, so"
+    )
+    with pytest.raises(ValueError, match=message):
+        calibrated(path, tmp_path / "fit.json", *SERVER, "engine=vllm-0.19.0", "engine.max_num_seqs=64")
+    assert not (tmp_path / "fit.json").exists()
+
+
+def test_decodes_are_not_given_up_for_prefills():
+    """Windows 2 and 5 are held out: 2 of decode, whose error goes from 5 to 9 %, 5 of prefill, from 40 to 10 %."""
+    still, near = np.zeros(6), np.zeros(6)
+    still[[2, 5]], near[[2, 5]] = (0.05, 0.4), (0.09, 0.1)
+    windows = type("Held", (), {"held_out": np.arange(6) % 3 == 2})
+    decode = np.arange(6) < 4
+
+    def learned(before, after):
+        return LearnedLog({"memory": 0.9}, {}, [], [], before, after, decode, 1)
+
+    before, after = held_out_errors(learned(still, near), windows)
+    assert before == pytest.approx((np.log(1.05) + np.log(1.4)) / 2) and after < before
+    assert worse_decodes(learned(still, near), windows) == pytest.approx((0.05, 0.09))
+    # within the noise that single windows are granted (3 %), and where none is of decode, nothing is given up
+    assert worse_decodes(learned(0.1 * still, 0.3 * near), windows) is None
+    decode[:] = False
+    assert worse_decodes(learned(still, near), windows) is None
+
+
+def test_a_log_that_tells_nothing(job, tmp_path, server_log, monkeypatch):
+    def nothing(windows, *_):
+        zero = np.zeros(len(windows.noise))
+        return LearnedLog({}, {}, list(KNOBS), [], zero, zero, zero == 0, 0)
+
+    monkeypatch.setattr("calibration.from_run.steady.learn_windows", nothing)
+    with pytest.raises(ValueError, match="notes.txt teaches nothing: it tells less of every constant than was known"):
+        calibrated(server_log, tmp_path / "fit.json", *SERVER, "engine=vllm-0.19.0", "engine.max_num_seqs=64")
+
+
+def test_the_model_of_a_log(job):
+    log = vllm_log.read("\n".join([line()] * 9), "server.log", "0" * 64)
+    told_of = replace(log, settings={"model": "acme/secret-9b"})
+    with pytest.raises(
+        ValueError, match="server.log is of the model acme/secret-9b, which the catalogue does not have"
+    ):
+        calibrate_from_log.told(told_of, set())
 
 
 @pytest.mark.parametrize(

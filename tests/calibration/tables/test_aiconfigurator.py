@@ -228,7 +228,9 @@ def test_the_installed_package_is_found_without_importing_it(tmp_path, monkeypat
 
 def test_what_to_install_is_said(monkeypatch):
     monkeypatch.setattr(aiconfigurator, "installed", lambda: None)
-    with pytest.raises(ValueError, match=r"not installed: install headway\[profiles\], or give folders of tables"):
+    with pytest.raises(
+        ValueError, match=r"not installed: install headway\[profiles\] \(in a checkout: .venv/bin/pip install"
+    ):
         tables_for("h100-sxm")
 
 
