@@ -142,9 +142,10 @@ def too_few(name: str, table: OperatorTable) -> str:
     """What to say where the hash holds out no shape of a table: how many there are, how many would do."""
     shapes, one_in = family(name).shapes(table), family(name).ONE_IN
     needed = math.ceil(math.log(1.0 - SURE) / math.log(1.0 - 1.0 / one_in))
+    are = "shapes are" if shapes != 1 else "shape is"
     return (
-        f"{shapes} shape{'s are' if shapes != 1 else ' is'} too few: the hash that holds out one in {one_in} took none, "
-        f"so the error on unseen shapes is not known; {needed} are needed for one to be held out in {SURE:.0%} of cases"
+        f"{shapes} {are} too few: the hash that holds out one in {one_in} took none, so the error on unseen shapes is "
+        f"not known; {needed} are needed for one to be held out in {SURE:.0%} of cases"
     )
 
 
@@ -160,8 +161,8 @@ def fit_family(name: str, gathered: Gathered, *, seed: int = 0, quick: bool = Fa
     if not none_of(reasons, len(table)).any():
         why = counted(reasons, np.ones(len(table), bool)) or "all are held out"
         raise NothingToFit(
-            f"of the {len(aside)} rows of {table.device} for {name} {int(aside.sum())} are held out to judge by, and none "
-            f"of the others can be learned: {why}"
+            f"of the {len(aside)} rows of {table.device} for {name} {int(aside.sum())} are held out to judge by, and "
+            f"none of the others can be learned: {why}"
         )
     return module.fit(table, gathered.device, seed, quick)
 

@@ -62,9 +62,9 @@ def own_artifact(device: DeviceConf, predictor: str) -> Artifact:
 
 
 def completed(own: Artifact, other: Artifact) -> Artifact:
-    """`own` with the families that it lacks from `other`, which the card's entries say (`instead_of`)."""
+    """`own` with the families that it lacks from `other`, whose entries in the card say so (`lent`)."""
     lent = {
-        name: {**entry, "instead_of": own.name}
+        name: {**entry, "lent": True}
         for name, entry in other.card["families"].items()
         if name not in own.families
     }
@@ -91,11 +91,11 @@ def cost_rows(artifact: Artifact | None, device: DeviceConf) -> tuple[tuple[str,
     rows = []
     for name, entry in artifact.card["families"].items():
         found = (entry.get("errors") or {}).get("shapes", {}).get("")
-        value = "learned" if found is None else f"learned, {found['median']:.1%} median error on unseen shapes"
+        value = "learned, error on unseen shapes not known" if found is None else f"learned, {found['median']:.1%} median error on unseen shapes"
         sources = sorted({f"{table['source']}" for table in entry.get("tables") or ()})
         source = f"{', '.join(sources)}, fitted {entry.get('date', 'on a day not told')}"
-        if "instead_of" in entry:
-            source += f"; comes with Headway, for {entry['instead_of']} has none"
+        if entry.get("lent"):
+            source += "; comes with Headway, for the artifact of predictor= has none"
         rows.append((f"{name} kernels", value, source))
     missing = [name for name in MODULES if name not in artifact.families]
     if missing:

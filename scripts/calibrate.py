@@ -50,14 +50,13 @@ def run(arguments: Arguments) -> Answer:
     errors: dict[str, dict[str, dict]] = {}
     aside: dict[str, dict[str, str]] = {}
     notes, refused = [], []
+    every = splits == "all"
     for device in devices:
         for name in names:
             if not arguments.switch("--json"):
                 print(f"{device}: {name} ...", file=sys.stderr, flush=True)
             try:
-                found = calibrated(
-                    device, name, sources, seed=seed, quick=quick, every_split=splits == "all", date=date
-                )
+                found = calibrated(device, name, sources, seed=seed, quick=quick, every_split=every, date=date)
             except NothingToFit as error:
                 refused.append(str(error))
                 continue
@@ -66,20 +65,25 @@ def run(arguments: Arguments) -> Answer:
                 errors.setdefault(device, {})[name] = found.card["errors"]
                 aside.setdefault(device, {})[name] = found.card["set_aside"]
                 notes += [f"{device} {name}: {note}" for note in found.notes]
-    notes += [*refused, *unread(devices, sources)]
+    notes += [*refused, *(unread(devices, sources) if "family" not in keys.given else [])]
     if not errors:
-        why = " ".join([f"sources hold no table of {', '.join(devices)} for {', '.join(names)}.", *notes])
-        raise ValueError(" ".join(refused) or why)
-    parts = (
-        [error_table(errors)]
-        if any(by for found in errors.values() for by in found.values() if any(by.values()))
-        else []
-    )
-    parts.append("\n".join(["set aside:", *aside_lines(aside)]))
-    parts += ["\n".join(f"note: {note}" for note in notes)] if notes else []
-    parts.append(f"written: {out}/<device>; use it with predictor={out}/<device>")
+        nothing = f"sources hold no table of {', '.join(devices)} for {', '.join(names)}"
+        raise ValueError("; ".join(refused or [nothing, *notes]) + ".")
     fields = {"status": "ok", "out": str(out), "errors": errors, "set_aside": aside, "notes": notes}
-    return Answer(fields, "\n\n".join(parts))
+    return Answer(fields, text_of(errors, aside, notes, out))
+
+
+def text_of(
+    errors: Mapping[str, Mapping[str, dict]], aside: Mapping[str, Mapping[str, str]], notes: Sequence[str], out: Path
+) -> str:
+    """The errors where any were measured, what was set aside, what else to know, and where the artifact is."""
+    judged = any(by_kernel for found in errors.values() for by in found.values() for by_kernel in by.values())
+    parts = [error_table(errors)] if judged else []
+    parts.append("\n".join(["set aside:", *aside_lines(aside)]))
+    if notes:
+        parts.append("\n".join(f"note: {note}" for note in notes))
+    parts.append(f"written: {out}/<device>; use it with predictor={out}/<device>")
+    return "\n\n".join(parts)
 
 
 def refuse_foreign(words: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ def run(arguments: Arguments) -> Answer:
     devices = keys.several("device", list(choices("hardware")))
     every = keys.choice("splits", ("shapes", "all", "card"), "shapes")
     seed, quick = keys.whole("seed", 0), keys.truth("quick")
-    from calibration.operators import NothingToFit, fit_family, gather, judged, further_splits, too_few
+    from calibration.operators import NothingToFit, fit_family, further_splits, gather, judged, too_few
 
     nested: dict[str, dict[str, dict[str, dict]]] = {}
     by_device: dict[str, dict[str, dict[str, dict]]] = {}

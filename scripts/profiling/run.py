@@ -17,6 +17,8 @@ from scripts.profiling.timing import GpuClock, HostClock, Times
 
 
 FAMILIES = ("gemm", "attention", "moe", "elementwise", "sequence")
+NOT_LEARNED = dict.fromkeys(("elementwise", "sequence"), ", to look at: `headway calibrate` does not learn from them")
+"""What is said of tables that no family of the simulator is fitted to; docs/profile.md says why."""
 LABELS = ("device", "source", "engine", "engine_version", "kernel", "dtype", "model", "op", "timing")
 
 
@@ -130,7 +132,7 @@ def write_operators(torch: Any, device: str, shapes: Shapes, arguments: argparse
                     print(f"{family}: out of memory after {count} rows, the rest is left out", file=sys.stderr)
             if not count:
                 path.unlink()
-            print(f"{path if count else family}: {count} rows", file=sys.stderr)
+            print(f"{path if count else family}: {count} rows{NOT_LEARNED.get(family, '')}", file=sys.stderr)
     return 0
 
 

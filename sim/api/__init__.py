@@ -53,6 +53,7 @@ def run(job: Job | Fleet, on_progress: Callable[[int], None] | None = None) -> S
             data_parallel=deployment.data_parallel,
             scheduler=scheduler,
             router=deployment.router,
+            router_options=deployment.router_options,
             seed=job.conf.seed,
             on_progress=on_progress,
         )

@@ -14,7 +14,7 @@ from sim.deployment.pools import PoolSpec, pools_of
 from sim.deployment.topology import Topology, lay_out
 from sim.event.handover import HandOverCosts
 from sim.event.pool import EnginePool
-from sim.event.router import make_router
+from sim.event.routing.find import make_router, sheds
 from sim.event.run import ExactRun, Routing, run_fleet
 from sim.hardware.kv_transfer import transfer_facts
 from sim.report.result import PoolResult, RequestTable, SimulationResult, StepTable
@@ -71,8 +71,7 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     **Raises:** `ValueError` for bad input and `Infeasible` for a pool that does not fit, both naming the pool.
     """
     specs = pools_of(conf.deployment, conf.hardware, conf.engine)
-    make_router(conf.deployment.router, conf.seed)
-    _check_router(conf)
+    _check_routers(conf)
     workload = workload if workload is not None else build_workload(conf.workload, conf.seed)
     pools = tuple(_compile(spec, conf, workload) for spec in specs)
     topology = None
@@ -98,11 +97,15 @@ def _compile(spec: PoolSpec, conf: SimulateConf, workload: Workload) -> PoolJob:
         raise ValueError(f"pool {spec.name} ({spec.role}): {error}") from error
 
 
-def _check_router(conf: SimulateConf) -> None:
-    try:
-        make_router(conf.deployment.decode_router, conf.seed)
-    except ValueError as error:
-        raise ValueError(str(error).replace("deployment.router", "deployment.decode_router")) from None
+def _check_routers(conf: SimulateConf) -> None:
+    deployment = conf.deployment
+    make_router(deployment.router, conf.seed, deployment.router_options)
+    make_router(deployment.decode_router, conf.seed, deployment.decode_router_options, "decode_router")
+    if sheds(deployment.decode_router, "decode_router"):
+        raise ValueError(
+            f"deployment.decode_router={deployment.decode_router} turns requests away, which is too late after their "
+            "prefill; give it to deployment.router."
+        )
 
 
 def _check_kv(pools: Sequence[PoolJob]) -> None:
@@ -165,7 +168,13 @@ def run_fleet_of(fleet: Fleet, on_progress: Callable[[int], None] | None = None)
     ]
     priced = time.perf_counter()
     deployment = fleet.conf.deployment
-    routing = Routing(deployment.router, deployment.decode_router, deployment.pairing == "at_arrival")
+    routing = Routing(
+        deployment.router,
+        deployment.decode_router,
+        deployment.pairing == "at_arrival",
+        deployment.router_options,
+        deployment.decode_router_options,
+    )
     costs, _ = _costs(fleet.conf)
     try:
         exact = run_fleet(

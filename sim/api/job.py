@@ -17,7 +17,7 @@ from sim.cost.table import PriceTable, price_table
 from sim.deployment.compile import bounded, compile_plan
 from sim.deployment.plan import Plan
 from sim.deployment.pools import pools_of
-from sim.event.router import make_router
+from sim.event.routing.find import make_router
 from sim.hardware.check import device_from
 from sim.memory.budget import memory_budget
 from sim.memory.cache import cache_shape
@@ -116,7 +116,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     check_scheduler(conf.engine)
     check_interval(conf.log_interval_s)
     check_slo(bounds_ms(conf))
-    make_router(conf.deployment.router, conf.seed)
+    make_router(conf.deployment.router, conf.seed, conf.deployment.router_options)
     model = model_from_conf(conf.model)
     device = device_from(dataclasses.asdict(conf.hardware), conf.hardware.name)
     engine = with_fitting_length(conf.engine, model, device, conf.deployment)

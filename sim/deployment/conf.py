@@ -58,7 +58,8 @@ class DeploymentConf:
     to the experts of other ranks, `auto` being what the engine's version does (`sim.deployment.exchange`).
 
     `pools`: several kinds of replicas instead of one, a `PoolConf` by name; the sizes above then say nothing. `router`
-    picks among the replicas that take requests from clients; `decode_router` among those that decode what others have
+    (`sim.event.routing`, or a file of your own; `router_options` are its options) picks among the replicas that take
+    requests from clients; `decode_router` among those that decode what others have
     prefilled, when the prefill ends, or when the request arrives if `pairing` is `at_arrival`. `transfer`: the way of
     the KV.
     """
@@ -71,7 +72,9 @@ class DeploymentConf:
     expert_parallel: bool = False
     all_to_all: str = "auto"
     router: str = "round_robin"
+    router_options: dict[str, Any] = field(default_factory=dict)
     pools: dict[str, Any] = field(default_factory=dict)
     decode_router: str = "least_outstanding"
+    decode_router_options: dict[str, Any] = field(default_factory=dict)
     pairing: str = "after_prefill"
     transfer: TransferConf = field(default_factory=TransferConf)

@@ -54,7 +54,7 @@ def pools_of(deployment: DeploymentConf, device: DeviceConf, engine: EngineConf)
                 )
         own = load_device(pool.hardware) if pool.hardware else device
         shape = {key: getattr(pool, key) for key in SHAPE}
-        flat = DeploymentConf(name=name, router=deployment.router, **shape)
+        flat = DeploymentConf(name=name, **shape)
         found.append(PoolSpec(name, pool.role, own, _engine(where, pool, engine), flat))
     _check_roles(found)
     return found
@@ -76,7 +76,7 @@ def _check_whole(deployment: DeploymentConf) -> None:
         )
     plain = DeploymentConf()
     if not any(pool.role == "prefill" for pool in deployment.pools.values()):
-        for key in ("decode_router", "pairing", "transfer"):
+        for key in ("decode_router", "decode_router_options", "pairing", "transfer"):
             if getattr(deployment, key) != getattr(plain, key):
                 raise ValueError(
                     f"deployment.{key} has no effect without a pool of role prefill: leave it out, or add one to "

@@ -29,6 +29,16 @@ class RankGroup:
         """Requests sent to any of them and not ended."""
         return sum(rank.outstanding for rank in self.ranks)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of those that have no token yet."""
+        return sum(rank.prompt_tokens for rank in self.ranks)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use, the mean over its ranks."""
+        return sum(rank.kv_usage for rank in self.ranks) / len(self.ranks)
+
 
 class Queues:
     """The front end's view of the ranks' queues: `(waiting, running)` of each."""

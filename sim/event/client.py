@@ -62,9 +62,9 @@ class Client:
         self.sent = i + 1
         self._find_next()
 
-    def rejected(self, now_ns: int) -> None:
-        """The engine refuses the request that was sent last."""
-        self._status[self.sent - 1] = REJECTED
+    def rejected(self, now_ns: int, status: int = REJECTED) -> None:
+        """The engine, or a router (`SHED`), refuses the request that was sent last."""
+        self._status[self.sent - 1] = status
         self._ends.append(now_ns)
         self._find_next()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sim.event.agenda import NEVER, Agenda
 from sim.event.client import Client
 from sim.event.replica import Replica
+from sim.report.result import SHED
 from sim.scheduler.base import Request
 from sim.units import NS_PER_S
 
@@ -45,12 +46,13 @@ class Entry:
     """Where requests of the client go: one pool, or several.
 
     - `serves[k](prompt, outputs)`: the tokens that pool k will emit, or None if it can never serve such a request.
-    - `choose(i, pools)`: the rank for request i among these pools, which can; `pool_of`: the pool of each rank.
+    - `choose(i, pools)`: the rank for request i among these pools, which can, or None to turn it away; `pool_of`: the
+      pool of each rank.
     - `make(rank, i, outputs)`: the request for it.
     """
 
     serves: Sequence[Callable[[int, int], int | None]]
-    choose: Callable[[int, tuple[int, ...]], int]
+    choose: Callable[[int, tuple[int, ...]], int | None]
     pool_of: Sequence[int]
     make: Callable[[int, int, int], Request]
 
@@ -79,6 +81,10 @@ def run_cluster(
                 client.rejected(at)
                 continue
             target = entry.choose(i, able)
+            if target is None:
+                client.send(-1, outputs[i])
+                client.rejected(at, SHED)
+                continue
             tokens = allowed[entry.pool_of[target]]
             assert tokens is not None
             client.send(target, tokens)

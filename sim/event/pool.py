@@ -14,7 +14,7 @@ from sim.event.log import StepLog
 from sim.event.pricer import Pricer
 from sim.event.ranks import free_ranks, lockstep_ranks
 from sim.event.replica import Port, Replica, Watcher
-from sim.event.router import Door
+from sim.event.routing.base import Door
 from sim.event.servable import Entrance
 from sim.event.stages import StagedReplica, StageLog
 from sim.memory.shape import CacheShape, GroupShape
@@ -58,6 +58,7 @@ class PoolRanks:
     serves: Entrance
     stage_log: StageLog | None = None
     schedulers: list[Scheduler] = field(default_factory=list)
+    named: bool = False
 
 
 def make_ranks(
@@ -84,10 +85,11 @@ def make_ranks(
         replicas, doors = lockstep_ranks(
             first, schedulers, settings, prices, watchers, ports, log, pool.data_parallel, now
         )
-        return PoolRanks(replicas, doors, serves, None, schedulers)
+        return PoolRanks(replicas, doors, serves, None, schedulers, named)
     stage_log = StageLog(len(prices.tables)) if isinstance(prices, StagePrices) else None
     replicas = _loops(first, schedulers, settings, prices, watchers, ports, log, stage_log)
-    return PoolRanks(replicas, free_ranks(first, replicas, settings, pool.data_parallel), serves, stage_log, schedulers)
+    doors = free_ranks(first, replicas, settings, pool.data_parallel)
+    return PoolRanks(replicas, doors, serves, stage_log, schedulers, named)
 
 
 def _loops(

@@ -10,7 +10,7 @@ from sim.event.cluster import check_progress
 from sim.event.lockstep import LockstepGroup, LockstepPricer, LockstepRank
 from sim.event.log import StepLog
 from sim.event.replica import Port, Replica, Watcher
-from sim.event.router import Door
+from sim.event.routing.base import Door
 from sim.scheduler.base import Scheduler
 from sim.units import to_ns
 

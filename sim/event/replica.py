@@ -67,11 +67,11 @@ class Replica:
     comes from or goes to; what has become of transfers is heard at the end of a step, or at once by a loop that has
     nothing else to wait for.
 
-    Kept for whoever watches: requests `outstanding`; whether the loop is `blocked`, waiting for input; `empty_turns` in
-    a row and `fruitless_preemptions`, without a token in between; `dropped_rows`, which emitted for a request that was
-    gone; `accepted_tokens`, beyond one per row; whether batches have told which ones they follow (`tells_follows`); and
-    `delivered_ns`, when the output of each executed batch was processed, in order of issue: when it was there, or later
-    where the host was behind.
+    Kept for whoever watches: requests `outstanding`, and the `prompt_tokens` of those without a token; whether the loop
+    is `blocked`, waiting for input; `empty_turns` in a row and `fruitless_preemptions`, without a token in between;
+    `dropped_rows`, which emitted for a request that was gone; `accepted_tokens`, beyond one per row; whether batches
+    have told which ones they follow (`tells_follows`); and `delivered_ns`, when the output of each executed batch was
+    processed, in order of issue: when it was there, or later where the host was behind.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Replica:
         self.queue = queue
         self.scheduler = queue.scheduler
         self.outstanding = 0
+        self.prompt_tokens = 0
         self.blocked = True
         self.empty_turns = 0
         self.fruitless_preemptions = 0
@@ -106,6 +107,7 @@ class Replica:
         self._host_free_ns = 0
         self._idle_sleep_ns = idle_sleep_ns
         self._inbox: list[Request] = []
+        self._unanswered: dict[int, int] = {}
         self._ends: deque[int] = deque()
         self._told: deque[tuple[int, dict[int, int] | None]] = deque()
         self._numbered_ns: dict[int, int] = {}
@@ -118,6 +120,13 @@ class Replica:
         """Hand over a request; the loop takes it at its next call."""
         self._inbox.append(request)
         self.outstanding += 1
+        self.prompt_tokens += request.prompt
+        self._unanswered[request.index] = request.prompt
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of its KV blocks in use."""
+        return 1.0 - self.scheduler.free_blocks / max(self.scheduler.usable_blocks, 1)
 
     def complete(self, now_ns: int) -> None:
         """Process the output of the oldest batch, if the loop has waited for it until now."""
@@ -130,6 +139,8 @@ class Replica:
         if self.port is not None and self.port.reports:
             self.hear(self.port)
         self.outstanding -= len(ended)
+        for request in batch.emitted:
+            self.prompt_tokens -= self._unanswered.pop(request.index, 0)
         if batch.tokens:
             self.delivered_ns.append(now_ns)
         if batch.emitting:

@@ -1,9 +1,10 @@
 """The exact engine on a fleet: build the replicas of all pools, run the workload, hand over the tables."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from sim.event.handover import FREE, HandOver, HandOverCosts
 from sim.event.log import StepLog
 from sim.event.pool import EnginePool, PoolRanks, make_ranks
 from sim.event.replica import Replica
-from sim.event.router import Door, Router, chooser, make_router
+from sim.event.routing.base import Arrival, Door, Router, chooser
+from sim.event.routing.find import make_router
 from sim.memory.shape import GroupShape
 from sim.report.result import LinkTable, RequestTable, StageTable, StepTable, TransferTable
 from sim.scheduler.base import Request
@@ -33,12 +35,15 @@ from sim.workload.trace import Workload
 class Routing:
     """Who chooses: `router` among the replicas that take requests, `decode_router` among those that decode for others.
 
-    `at_arrival`: the second choice is made when the request arrives, otherwise when its prefill ends.
+    `at_arrival`: the second choice is made when the request arrives, otherwise when its prefill ends. `options`,
+    `decode_options`: of the two.
     """
 
     router: str = "round_robin"
     decode_router: str = "least_outstanding"
     at_arrival: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    decode_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 IN_TURN = Routing()
@@ -81,6 +86,7 @@ def run_exact(
     data_parallel: int = 1,
     scheduler: str = "vllm",
     router: str = "round_robin",
+    router_options: Mapping[str, Any] | None = None,
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> ExactRun:
@@ -102,7 +108,8 @@ def run_exact(
         data_parallel=data_parallel,
         scheduler=scheduler,
     )
-    return run_fleet(workload, [pool], Routing(router), seed=seed, on_progress=on_progress)
+    routing = Routing(router, options=router_options or {})
+    return run_fleet(workload, [pool], routing, seed=seed, on_progress=on_progress)
 
 
 def run_fleet(
@@ -123,8 +130,7 @@ def run_fleet(
     **Raises:** `Stuck` (a `ValueError`) for a run that would never end.
     """
     started = time.process_time()
-    reuses = any(pool.settings.prefix_caching for pool in pools)
-    content = request_content(workload) if reuses else None
+    content = request_content(workload)
     agenda, log = Agenda(), StepLog()
     entering = [pool for pool in pools if pool.role != "decode"]
     profile = entering[0].settings.profile
@@ -139,17 +145,20 @@ def run_fleet(
         now = (lambda: agenda.now_ns) if pool.role == "decode" else (lambda: client.next_ns)
         ranks.append(make_ranks(pool, first, named, client, hand_over, log, now))
     replicas = [replica for made in ranks for replica in made.replicas]
-    make = _request_maker(workload, replicas, content)
+    make = _request_maker(workload, replicas, [made.named for made in ranks for _ in made.replicas], content)
     if hand_over is not None:
+        decode = make_router(routing.decode_router, seed, routing.decode_options, "decode_router")
+        pick = chooser(decode, _doors(pools, ranks, ("decode",)))
         hand_over.connect(
             replicas,
-            chooser(make_router(routing.decode_router, seed), _doors(pools, ranks, ("decode",))),
+            lambda i: _placed(pick(_arrival(workload, content, i, agenda.now_ns))),
             make,
             block_bytes=[pool.block_bytes for pool in pools for _ in range(pool.ranks)],
             pickup_ns=[to_ns(pool.settings.profile.api_pickup_s) for pool in pools for _ in range(pool.ranks)],
             at_arrival=routing.at_arrival,
         )
-    entry = _entry(pools, ranks, make_router(routing.router, seed), hand_over, make)
+    router = make_router(routing.router, seed, routing.options)
+    entry = _entry(pools, ranks, router, hand_over, make, lambda i: _arrival(workload, content, i, client.next_ns))
     run_cluster(agenda, client, replicas, entry, on_progress)
     for replica in replicas:
         if replica.port is not None and replica.port.reports:
@@ -185,8 +194,24 @@ def _doors(pools: Sequence[EnginePool], ranks: Sequence[PoolRanks], roles: Seque
     return [door for pool, made in zip(pools, ranks, strict=True) if pool.role in roles for door in made.doors]
 
 
+def _arrival(workload: Workload, content: Sequence[np.ndarray] | None, i: int, now_ns: int) -> Arrival:
+    """Request i as a router sees it."""
+    prompt = int(workload.prompt_tokens[i])
+    priority = 0 if workload.priority is None else int(workload.priority[i])
+    return Arrival(i, prompt, priority, now_ns, None if content is None else content[i][:prompt])
+
+
+def _placed(target: int | None) -> int:
+    if target is None:
+        raise ValueError("deployment.decode_router turned a request away whose prompt was prefilled; it must not.")
+    return target
+
+
 def _request_maker(
-    workload: Workload, replicas: Sequence[Replica], content: Sequence[np.ndarray] | None
+    workload: Workload,
+    replicas: Sequence[Replica],
+    named: Sequence[bool],
+    content: Sequence[np.ndarray] | None,
 ) -> Callable[[int, int, int], Request]:
     """Makes request i for the scheduler of a rank, with so many tokens to emit."""
     prompts = workload.prompt_tokens.tolist()
@@ -194,7 +219,8 @@ def _request_maker(
 
     def make(rank: int, i: int, outputs: int) -> Request:
         of_type = replicas[rank].scheduler.request_type
-        return of_type(i, prompts[i], outputs, None if content is None else content[i], priorities[i])
+        says = content[i] if content is not None and named[rank] else None
+        return of_type(i, prompts[i], outputs, says, priorities[i])
 
     return make
 
@@ -205,6 +231,7 @@ def _entry(
     router: Router,
     hand_over: HandOver | None,
     make: Callable[[int, int, int], Request],
+    arrival: Callable[[int], Arrival],
 ) -> Entry:
     """Where the client's requests go: to the pools that prefill, among them those that can serve a request.
 
@@ -214,7 +241,7 @@ def _entry(
     entering = [k for k, pool in enumerate(pools) if pool.role != "decode"]
     decoding = [made.serves for pool, made in zip(pools, ranks, strict=True) if pool.role == "decode"]
     pool_of = [k for k, made in enumerate(ranks) for _ in made.replicas]
-    choosers: dict[tuple[int, ...], Callable[[int], int]] = {}
+    choosers: dict[tuple[int, ...], Callable[[Arrival], int | None]] = {}
 
     def serves(k: int, prompt: int, outputs: int) -> int | None:
         if pools[k].role == "both":
@@ -224,10 +251,10 @@ def _entry(
         found = [each(prompt, outputs) for each in decoding]
         return None if None in found else min(tokens for tokens in found if tokens is not None)
 
-    def choose(i: int, able: tuple[int, ...]) -> int:
+    def choose(i: int, able: tuple[int, ...]) -> int | None:
         if able not in choosers:
             choosers[able] = chooser(router, [door for k in able for door in ranks[entering[k]].doors])
-        return choosers[able](i)
+        return choosers[able](arrival(i))
 
     def make_first(rank: int, i: int, outputs: int) -> Request:
         if hand_over is None or pools[pool_of[rank]].role == "both":

@@ -8,8 +8,8 @@ import numpy as np
 from sim.workload.trace import Workload
 
 
-FINISHED, REJECTED, ABORTED = 0, 1, 2
-REQUEST_STATUS = ("finished", "rejected", "aborted")
+FINISHED, REJECTED, ABORTED, SHED = 0, 1, 2, 3
+REQUEST_STATUS = ("finished", "rejected", "aborted", "shed")
 
 
 @dataclass

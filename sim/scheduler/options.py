@@ -1,4 +1,4 @@
-"""Options of a scheduler's own (`engine.scheduler_options`): its `Options` dataclass, filled and checked."""
+"""Options of a policy's own (a scheduler's `engine.scheduler_options`): its `Options` dataclass, filled and checked."""
 
 import dataclasses
 import typing
@@ -11,9 +11,15 @@ WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 def read_options[T](schema: type[T], given: Mapping[str, Any], scheduler: str = "this scheduler") -> T:
+    """An instance of the dataclass `schema` with the values of `engine.scheduler_options`."""
+    return fill_options(schema, given, scheduler, "engine.scheduler_options")
+
+
+def fill_options[T](schema: type[T], given: Mapping[str, Any], whose: str, where: str) -> T:
     """An instance of the dataclass `schema` with the values `given`; its fields have defaults and plain types.
 
-    **Raises:** `ValueError` for a key it does not have, a value of another type, or what its `__post_init__` refuses.
+    **Raises:** `ValueError`, naming the key below `where`, for a key it does not have, a value of another type, or what
+    its `__post_init__` refuses.
     """
     types = typing.get_type_hints(schema)
     known = [field.name for field in dataclasses.fields(schema)]  # type: ignore[arg-type]
@@ -21,17 +27,17 @@ def read_options[T](schema: type[T], given: Mapping[str, Any], scheduler: str = 
         if key not in known:
             near = get_close_matches(key, known, 1, 0.5)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}."
-            raise ValueError(f"engine.scheduler_options.{key} is no option of {scheduler}: {hint}")
+            raise ValueError(f"{where}.{key} is no option of {whose}: {hint}")
         wanted = types[key]
         fits = isinstance(value, wanted) and isinstance(value, bool) == (wanted is bool)
         if wanted is float and isinstance(value, int) and not isinstance(value, bool):
             fits = True
         if wanted in WORDS and not fits:
-            raise ValueError(f"engine.scheduler_options.{key} wants {WORDS[wanted]}, got {value!r}.")
+            raise ValueError(f"{where}.{key} wants {WORDS[wanted]}, got {value!r}.")
     try:
         return schema(**given)
     except ValueError as error:
-        raise ValueError(f"engine.scheduler_options: {error}") from None
+        raise ValueError(f"{where}: {error}") from None
 
 
 def no_options(given: Mapping[str, Any], scheduler: str) -> None:

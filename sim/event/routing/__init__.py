@@ -1,0 +1,1 @@
+"""Which replica gets a request: one file per policy."""
