@@ -63,11 +63,7 @@ def own_artifact(device: DeviceConf, predictor: str) -> Artifact:
 
 def completed(own: Artifact, other: Artifact) -> Artifact:
     """`own` with the families that it lacks from `other`, whose entries in the card say so (`lent`)."""
-    lent = {
-        name: {**entry, "lent": True}
-        for name, entry in other.card["families"].items()
-        if name not in own.families
-    }
+    lent = {name: {**entry, "lent": True} for name, entry in other.card["families"].items() if name not in own.families}
     families = {name: own.families.get(name) or other.families[name] for name in (*own.families, *lent)}
     return dataclasses.replace(own, card={**own.card, "families": {**own.card["families"], **lent}}, families=families)
 
@@ -91,7 +87,8 @@ def cost_rows(artifact: Artifact | None, device: DeviceConf) -> tuple[tuple[str,
     rows = []
     for name, entry in artifact.card["families"].items():
         found = (entry.get("errors") or {}).get("shapes", {}).get("")
-        value = "learned, error on unseen shapes not known" if found is None else f"learned, {found['median']:.1%} median error on unseen shapes"
+        known = "error on unseen shapes not known"
+        value = f"learned, {known if found is None else f'{found["median"]:.1%} median error on unseen shapes'}"
         sources = sorted({f"{table['source']}" for table in entry.get("tables") or ()})
         source = f"{', '.join(sources)}, fitted {entry.get('date', 'on a day not told')}"
         if entry.get("lent"):

@@ -1,5 +1,8 @@
 """Deployments of several pools from the command line."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 
@@ -101,3 +104,12 @@ def test_a_sweep_over_deployments(headway, tmp_path, monkeypatch):
     found = headway("simulate", "-m", *SMALL, "deployment=single,replicas2,pd-1p1d", "--json")
     assert found.code == 0
     assert [run["status"] for run in found.json()["runs"]] == ["ok"] * 3
+
+
+def test_the_router_of_the_documentation(headway, tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "docs" / "deployments.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"```python\n(# my_router.py\n.*?)```", text, re.DOTALL)
+    (tmp_path / "my_router.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = headway("simulate", *SMALL, "deployment=replicas2", "deployment.router=./my_router.py", "--json")
+    assert found.json()["completed"] == 12
