@@ -21,8 +21,7 @@ usage: headway COMMAND [KEY=VALUE ...] [options]
 
 {rows}
 
-Every command takes --json (one JSON object on standard output, nothing else) and --help.
-`headway COMMAND --help` shows its keys with units and defaults.
+Every command takes --json (one JSON object, nothing else) and --help (its keys, units, defaults).
 
 examples:
   headway simulate model=llama-3.1-8b hardware=h100-sxm workload=sharegpt workload.rate=10
