@@ -87,12 +87,20 @@ def _pressure(share: PoolShare) -> tuple[bool, float, float]:
 
 def ttft_parts(result: SimulationResult) -> dict[str, Distribution]:
     """The parts of the time to the first token of finished requests that were handed over; empty if none was."""
-    moved, requests = result.transfers, result.requests
+    moved = result.transfers
     if moved is None:
         return {}
-    rows = (np.asarray(requests.status) == FINISHED) & (np.asarray(moved.source) >= 0)
+    rows = (np.asarray(result.requests.status) == FINISHED) & (np.asarray(moved.source) >= 0)
     if not rows.any():
         return {}
+    return {name: distribution((end - start)[rows] / NS_PER_S) for name, start, end in part_times(result)}
+
+
+def part_times(result: SimulationResult) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Begin and end (ns) of each part of the time to the first token, axis `request`; nothing where KV did not move."""
+    moved, requests = result.transfers, result.requests
+    if moved is None:
+        return []
     marks = (
         requests.arrival_ns,
         requests.scheduled_ns,
@@ -103,11 +111,8 @@ def ttft_parts(result: SimulationResult) -> dict[str, Distribution]:
         moved.received_ns,
         requests.first_token_ns,
     )
-    times = [np.asarray(mark)[rows] for mark in marks]
-    return {
-        name: distribution((after - before) / NS_PER_S)
-        for name, before, after in zip(PARTS, times, times[1:], strict=False)
-    }
+    times = [np.asarray(mark, np.int64) for mark in marks]
+    return list(zip(PARTS, times, times[1:], strict=False))
 
 
 def link_rows(result: SimulationResult) -> list[dict[str, Any]]:

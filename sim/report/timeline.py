@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from sim.report.result import FINISHED, SimulationResult
+from sim.report.fleet import WORDS, part_times
+from sim.report.result import FINISHED, SimulationResult, StageTable
 from sim.report.tables import GRAPH_MODES
 
 
@@ -12,6 +13,7 @@ MAX_STEPS = 20_000
 MAX_REQUESTS = 1_000
 
 REQUESTS_PID = 1_000_000
+LINKS_PID = 2_000_000
 
 
 def timeline(result: SimulationResult, max_steps: int = MAX_STEPS, max_requests: int = MAX_REQUESTS) -> dict[str, Any]:
@@ -25,14 +27,15 @@ def timeline(result: SimulationResult, max_steps: int = MAX_STEPS, max_requests:
     finished = np.flatnonzero(np.asarray(requests.status) == FINISHED)
     kept = finished[:max_requests]
     events: list[dict[str, Any]] = []
-    stages = result.stages
-    threads = {1: "steps"} if stages is None else {1 + i: f"stage {i}" for i in range(stages.stages)}
     for replica in np.unique(np.asarray(steps.replica)[order]).tolist():
+        stages = stages_of(result, replica)
+        threads = {1: "steps"} if stages is None else {1 + i: f"stage {i}" for i in range(stages.stages)}
         events += _names(replica + 1, result.rank_name(replica), threads)
     events += _step_events(result, order)
     label = "requests" if len(kept) == len(finished) else f"requests (first {len(kept)} of {len(finished)})"
     events += _names(REQUESTS_PID, label, {})
     events += _request_events(result, kept)
+    events += _transfer_events(result, kept)
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -115,13 +118,41 @@ def _step_events(result: SimulationResult, order: np.ndarray) -> list[dict[str, 
     return events
 
 
+def stages_of(result: SimulationResult, replica: int) -> StageTable | None:
+    """The pipeline stages of a replica's pool, None where it has one."""
+    for pool in reversed(result.pools):
+        if replica >= pool.first:
+            return pool.result.stages
+    return result.stages
+
+
 def _spans(result: SimulationResult, order: np.ndarray) -> list[list[list[int]]]:
     """Start and end of each step on each pipeline stage."""
-    timed = result.steps if result.stages is None else result.stages
-    shape = (len(order), 1 if result.stages is None else result.stages.stages)
-    start, end = (np.asarray(column)[order].reshape(shape) for column in (timed.start_ns, timed.end_ns))
-    spans: list[list[list[int]]] = np.stack([start, end], axis=2).tolist()
-    return spans
+    spans: list[list[list[int]]] = []
+    for own in [pool.result for pool in result.pools] or [result]:
+        timed = own.steps if own.stages is None else own.stages
+        shape = (len(own.steps), 1 if own.stages is None else own.stages.stages)
+        start, end = (np.asarray(column).reshape(shape) for column in (timed.start_ns, timed.end_ns))
+        spans += np.stack([start, end], axis=2).tolist()
+    return [spans[row] for row in order.tolist()]
+
+
+def _transfer_events(result: SimulationResult, kept: np.ndarray) -> list[dict[str, Any]]:
+    """The KV of each request on its way, as spans that may overlap, by the two replicas."""
+    moved = result.transfers
+    if moved is None:
+        return []
+    events: list[dict[str, Any]] = _names(LINKS_PID, "KV transfers", {})
+    columns = [np.asarray(column)[kept].tolist() for column in (moved.source, moved.target, moved.begun_ns)]
+    columns += [np.asarray(column)[kept].tolist() for column in (moved.received_ns, moved.bytes)]
+    for index, source, target, begun, received, size in zip(kept.tolist(), *columns, strict=True):
+        if source < 0:
+            continue
+        way = f"{result.rank_name(source)} to {result.rank_name(target)}"
+        common = {"pid": LINKS_PID, "tid": target + 1, "cat": "KV", "id": index, "name": way}
+        events.append(common | {"ph": "b", "ts": begun / 1000, "args": {"request": index, "bytes": size}})
+        events.append(common | {"ph": "e", "ts": received / 1000})
+    return events
 
 
 def _request_events(result: SimulationResult, kept: np.ndarray) -> list[dict[str, Any]]:
@@ -138,6 +169,8 @@ def _request_events(result: SimulationResult, kept: np.ndarray) -> list[dict[str
         "replica",
     )
     columns = [np.asarray(getattr(requests, name))[kept].tolist() for name in names]
+    ways = part_times(result)
+    handed = np.zeros(len(requests), bool) if result.transfers is None else np.asarray(result.transfers.source) >= 0
     events: list[dict[str, Any]] = []
     for index, arrival, scheduled, first, finish, prompt, output, cached, preemptions, replica in zip(
         kept.tolist(), *columns, strict=True
@@ -150,11 +183,10 @@ def _request_events(result: SimulationResult, kept: np.ndarray) -> list[dict[str
             "output tokens": output,
             "preemptions": preemptions,
         }
-        for name, start, end in (
-            ("queue", arrival, scheduled),
-            ("prefill", scheduled, first),
-            ("decode", first, finish),
-        ):
+        parts = [("queue", arrival, scheduled), ("prefill", scheduled, first)]
+        if handed[index]:
+            parts = [(WORDS[name], int(start[index]), int(end[index])) for name, start, end in ways]
+        for name, start, end in (*parts, ("decode", first, finish)):
             if end > start:
                 span = {"ph": "X", "pid": REQUESTS_PID, "tid": index + 1, "name": name, "ts": start / 1000}
                 events.append(span | {"dur": (end - start) / 1000, "args": args})

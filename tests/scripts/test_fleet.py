@@ -1,5 +1,7 @@
 """Deployments of several pools from the command line."""
 
+import gzip
+import json
 import re
 from pathlib import Path
 
@@ -113,3 +115,16 @@ def test_the_router_of_the_documentation(headway, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = headway("simulate", *SMALL, "deployment=replicas2", "deployment.router=./my_router.py", "--json")
     assert found.json()["completed"] == 12
+
+
+def test_the_timeline_has_transfers_and_parts(headway, tmp_path):
+    simulate(headway, tmp_path, *PD)
+    with gzip.open(tmp_path / "run" / "trace.json.gz") as packed:
+        events = json.load(packed)["traceEvents"]
+    begun = [event for event in events if event["ph"] == "b"]
+    ended = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
+    assert len(begun) == len(ended) == 12
+    assert all(ended[event["id"]] > event["ts"] for event in begun)
+    assert {event["name"] for event in begun} == {"prefill to decode"}
+    names = {event["name"] for event in events if event["ph"] == "X"}
+    assert {"KV transfer", "hand-over", "first decode step", "decode"} <= names
