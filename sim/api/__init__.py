@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from conf.compose import compose
 from conf.schema import SimulateConf
+from sim.api.elastic import elastic_of, is_elastic
 from sim.api.fleet import Fleet, build_fleet, run_fleet_of
 from sim.api.job import Infeasible as Infeasible, Job as Job, build as build
 from sim.api.outcome import assemble
@@ -54,6 +55,7 @@ def run(job: Job | Fleet, on_progress: Callable[[int], None] | None = None) -> S
             scheduler=scheduler,
             router=deployment.router,
             router_options=deployment.router_options,
+            elastic=elastic_of(deployment, {"": ("both", deployment.replicas)}, job.conf.seed),
             seed=job.conf.seed,
             on_progress=on_progress,
         )
@@ -76,6 +78,8 @@ def why_exact(job: Job | Fleet) -> str:
     """Why only the exact engine can run this job; empty if the wide one can."""
     if isinstance(job, Fleet):
         return "a deployment of several pools"
+    if is_elastic(job.conf.deployment):
+        return "replicas that come and go"
     lane = job.lane_job()
     served, _ = servable(lane)
     return lane_needs_exact(lane, served)

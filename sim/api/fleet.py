@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from conf.schema import SimulateConf
+from sim.api.elastic import elastic_of, elastic_rows
 from sim.api.job import Infeasible, Job, bounds_ms, build
 from sim.api.outcome import assemble
 from sim.deployment.pools import PoolSpec, pools_of
@@ -72,6 +73,7 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     """
     specs = pools_of(conf.deployment, conf.hardware, conf.engine)
     _check_routers(conf)
+    elastic_of(conf.deployment, _sizes(specs), conf.seed)
     workload = workload if workload is not None else build_workload(conf.workload, conf.seed)
     pools = tuple(_compile(spec, conf, workload) for spec in specs)
     topology = None
@@ -85,6 +87,11 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
         )
         _check_paths(topology, pools)
     return Fleet(conf, workload, pools, topology)
+
+
+def _sizes(specs: Sequence[PoolSpec]) -> dict[str, tuple[str, int]]:
+    """Role and replicas of each pool."""
+    return {spec.name: (spec.role, spec.deployment.replicas) for spec in specs}
 
 
 def _compile(spec: PoolSpec, conf: SimulateConf, workload: Workload) -> PoolJob:
@@ -183,6 +190,9 @@ def run_fleet_of(fleet: Fleet, on_progress: Callable[[int], None] | None = None)
             routing,
             topology=fleet.topology,
             costs=costs,
+            elastic=elastic_of(
+                deployment, _sizes(pools_of(deployment, fleet.conf.hardware, fleet.conf.engine)), fleet.conf.seed
+            ),
             seed=fleet.conf.seed,
             on_progress=on_progress,
         )
@@ -292,6 +302,7 @@ def _whole(fleet: Fleet, exact: ExactRun, pools: list[PoolResult]) -> Simulation
         pools=tuple(pools),
         transfers=exact.transfers,
         links=exact.links,
+        retries=exact.retries,
     )
 
 
@@ -311,6 +322,7 @@ def _assumptions(fleet: Fleet, pools: Sequence[PoolResult]) -> list[tuple[str, s
         rows += [(f"{pool.name}: {row[0]}", *row[1:]) for row in pool.result.assumptions if row not in common]
     deployment = fleet.conf.deployment
     rows.append(("router", deployment.router, "deployment.router"))
+    rows += elastic_rows(deployment)
     if not fleet.disaggregated:
         return rows
     facts, sources = transfer_facts()

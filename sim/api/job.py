@@ -9,6 +9,7 @@ import numpy as np
 from conf.schema import SimulateConf
 from predictors.learned import artifact_for, cost_rows, learned_cost
 from predictors.served import taught_plan
+from sim.api.elastic import elastic_of
 from sim.cost.analytic import analytic_cost
 from sim.cost.lockstep import LockstepPrices, lockstep_prices
 from sim.cost.model import CostModel
@@ -113,6 +114,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     """
     if len(pools_of(conf.deployment, conf.hardware, conf.engine)) > 1 or conf.deployment.pools:
         raise ValueError("this takes a deployment of one kind of replicas: leave out deployment.pools.")
+    elastic_of(conf.deployment, {"": ("both", conf.deployment.replicas)}, conf.seed)
     check_scheduler(conf.engine)
     check_interval(conf.log_interval_s)
     check_slo(bounds_ms(conf))

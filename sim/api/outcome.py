@@ -5,6 +5,7 @@ import importlib.metadata
 
 import numpy as np
 
+from sim.api.elastic import elastic_rows
 from sim.api.job import Job, bounds_ms
 from sim.cost.lockstep import lockstep_steps
 from sim.cost.step_cost import SECONDS
@@ -52,7 +53,13 @@ def assemble(
         memory=memory_report(job.budget),
         workload=job.workload,
         seed=conf.seed,
-        assumptions=[*job.cost_rows, *plan.assumptions, *_price_rows(plan.device), *_workload_rows(job)],
+        assumptions=[
+            *job.cost_rows,
+            *plan.assumptions,
+            *_price_rows(plan.device),
+            *_workload_rows(job),
+            *elastic_rows(conf.deployment),
+        ],
         not_modelled=[*plan.not_modelled, *_left_out(job)],
         config=dataclasses.asdict(conf),
         checks=checks,
@@ -67,6 +74,7 @@ def assemble(
         quantisation=plan.model.quantisation,
         predictor=conf.predictor,
         taught=job.taught,
+        retries=found.retries if isinstance(found, ExactRun) else {},
     )
 
 

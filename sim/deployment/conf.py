@@ -49,6 +49,24 @@ class TransferConf:
 
 
 @dataclass
+class ElasticConf:
+    """Replicas that come and go.
+
+    - `events`: entries with `at_s`, `action` (start, drain or fail), `replica` (its number in its pool) and, where
+      there are several, `pool`. A replica whose first event is a start begins out of service.
+    - `on_failure`: what becomes of the requests of a replica that fails: `retry`, from their beginning, or `lose`.
+    - `load_s`: from a start to service. `mtbf_s`: mean time between drawn failures of each replica (0: none);
+      `repair_s`: from one to the start after it.
+    """
+
+    events: list[Any] = field(default_factory=list)
+    on_failure: str = "retry"
+    load_s: float = 60.0
+    mtbf_s: float = 0.0
+    repair_s: float = 0.0
+
+
+@dataclass
 class DeploymentConf:
     """Schema of `conf/deployment/*.yaml`: how many ranks, and who gets the next request.
 
@@ -61,7 +79,7 @@ class DeploymentConf:
     (`sim.event.routing`, or a file of your own; `router_options` are its options) picks among the replicas that take
     requests from clients; `decode_router` among those that decode what others have
     prefilled, when the prefill ends, or when the request arrives if `pairing` is `at_arrival`. `transfer`: the way of
-    the KV.
+    the KV. `elastic`: replicas that come and go.
     """
 
     name: str = "single"
@@ -78,3 +96,4 @@ class DeploymentConf:
     decode_router_options: dict[str, Any] = field(default_factory=dict)
     pairing: str = "after_prefill"
     transfer: TransferConf = field(default_factory=TransferConf)
+    elastic: ElasticConf = field(default_factory=ElasticConf)

@@ -6,7 +6,7 @@ from heapq import heapreplace
 import numpy as np
 
 from sim.event.agenda import NEVER as NEVER
-from sim.report.result import ABORTED, FINISHED, REJECTED, RequestTable
+from sim.report.result import ABORTED, FINISHED, LOST, REJECTED, RequestTable
 from sim.scheduler.base import Batch, Request
 from sim.workload.trace import Workload
 
@@ -52,21 +52,44 @@ class Client:
             self._send_ns = self._planned[i] if waited_for < 0 else max(self._planned[i], self._ends[waited_for])
             self.next_ns = max(self._send_ns, self._door_free_ns[0]) + self.door_ns + self.pickup_ns
 
-    def send(self, replica: int, outputs: int) -> None:
-        """Send the next request to a replica, for `outputs` tokens."""
+    def send(self) -> None:
+        """Send the next request; who gets it, or that nobody does, is told afterwards."""
         i = self.sent
         heapreplace(self._door_free_ns, self.next_ns - self.pickup_ns)
         self._arrival_ns[i] = self._send_ns
-        self._replica[i] = replica
-        self._outputs[i] = outputs
+        self._outputs[i] = int(self.workload.output_tokens[i])
         self.sent = i + 1
         self._find_next()
 
-    def rejected(self, now_ns: int, status: int = REJECTED) -> None:
-        """The engine, or a router (`SHED`), refuses the request that was sent last."""
-        self._status[self.sent - 1] = status
+    def placed(self, i: int, replica: int, outputs: int) -> None:
+        """Request i went to a replica, for `outputs` tokens."""
+        self._replica[i] = replica
+        self._outputs[i] = outputs
+
+    def rejected(self, i: int, now_ns: int, status: int = REJECTED) -> None:
+        """The engine, or a router (`SHED`), refuses request i."""
+        self._status[i] = status
+        self._end(now_ns)
+
+    def lost(self, i: int, now_ns: int) -> None:
+        """Its replica failed, and it was not sent again."""
+        self._status[i] = LOST
+        self._end(now_ns)
+
+    def restarted(self, i: int) -> None:
+        """Its replica failed; it begins again somewhere else."""
+        self._queued_ns[i] = self._scheduled_ns[i] = self._first_token_ns[i] = -1
+        self._last_token_ns.pop(i, None)
+
+    def _end(self, now_ns: int) -> None:
         self._ends.append(now_ns)
-        self._find_next()
+        if self.next_ns == NEVER:
+            self._find_next()
+
+    @property
+    def done(self) -> bool:
+        """Whether every request has ended."""
+        return len(self._ends) == len(self._planned)
 
     def queued(self, request: Request, now_ns: int) -> None:
         """The engine loop took the request up."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sim.event.agenda import NEVER, Agenda
 from sim.event.client import Client
+from sim.event.lifecycle import Elastic, Lifecycle
 from sim.event.replica import Replica
 from sim.report.result import SHED
 from sim.scheduler.base import Request
@@ -41,13 +42,17 @@ def check_progress(replica: Replica, now_ns: int) -> None:
         )
 
 
+NOBODY = -1
+"""Who gets a request while no replica is in service that could serve it."""
+
+
 @dataclass
 class Entry:
     """Where requests of the client go: one pool, or several.
 
     - `serves[k](prompt, outputs)`: the tokens that pool k will emit, or None if it can never serve such a request.
-    - `choose(i, pools)`: the rank for request i among these pools, which can, or None to turn it away; `pool_of`: the
-      pool of each rank.
+    - `choose(i, pools)`: the rank for request i among these pools, which can; None to turn it away, `NOBODY` if it has
+      to wait. `pool_of`: the pool of each rank.
     - `make(rank, i, outputs)`: the request for it.
     """
 
@@ -57,71 +62,93 @@ class Entry:
     make: Callable[[int, int, int], Request]
 
 
-def run_cluster(
-    agenda: Agenda,
-    client: Client,
-    replicas: Sequence[Replica],
-    entry: Entry,
-    on_progress: Callable[[int], None] | None = None,
-) -> None:
-    """Run the client's workload to the end.
+class Cluster:
+    """A fleet under way: the client's requests, the replicas, and whatever else is on the agenda.
 
-    `on_progress(sent)` is called now and then with the number of requests sent.
+    `elastic`: replicas come and go; `ranks` are those of each replica.
     """
-    prompts = client.workload.prompt_tokens.tolist()
-    outputs = client.workload.output_tokens.tolist()
 
-    def take_arrivals(now_ns: int) -> None:
+    def __init__(
+        self,
+        agenda: Agenda,
+        client: Client,
+        replicas: Sequence[Replica],
+        entry: Entry,
+        elastic: Elastic | None = None,
+        ranks: Sequence[Sequence[Replica]] = (),
+    ):
+        self.agenda, self.client, self.replicas, self.entry = agenda, client, replicas, entry
+        self._prompts = client.workload.prompt_tokens.tolist()
+        self._outputs = client.workload.output_tokens.tolist()
+        self.lifecycle = None if elastic is None else Lifecycle(elastic, agenda, client, ranks, self.place)
+
+    def place(self, i: int, now_ns: int) -> None:
+        """Give request i to a replica, or turn it away."""
+        client, entry = self.client, self.entry
+        allowed = [serves(self._prompts[i], self._outputs[i]) for serves in entry.serves]
+        able = tuple(k for k, tokens in enumerate(allowed) if tokens is not None)
+        if not able:
+            client.rejected(i, now_ns)
+            return
+        target = entry.choose(i, able)
+        if target is None:
+            client.rejected(i, now_ns, SHED)
+            return
+        if target == NOBODY:
+            assert self.lifecycle is not None
+            self.lifecycle.park(i)
+            return
+        tokens = allowed[entry.pool_of[target]]
+        assert tokens is not None
+        client.placed(i, target, tokens)
+        replica = self.replicas[target]
+        replica.send(entry.make(target, i, tokens))
+        if replica.blocked:
+            replica.blocked = False
+            self.agenda.wake(target, now_ns)
+
+    def run(self, on_progress: Callable[[int], None] | None = None) -> None:
+        """Everything to the end; `on_progress(sent)` is called now and then with the number of requests sent."""
+        agenda, client, replicas = self.agenda, self.client, self.replicas
+        while True:
+            at = client.next_ns
+            if agenda.next_ns <= at:
+                if at == NEVER and agenda.next_ns == NEVER:
+                    if self.lifecycle is None or not self.lifecycle.waiting:
+                        return
+                    self.lifecycle.give_up(agenda.now_ns)
+                    continue
+                index, action = agenda.pop()
+                now_ns = agenda.now_ns
+                if action is not None:
+                    action(now_ns)
+                else:
+                    replica = replicas[index]
+                    replica.complete(now_ns)
+                    if client.next_ns <= now_ns:
+                        self._take_arrivals(now_ns)
+                    following = replica.call(now_ns, self._horizon)
+                    if following is not None:
+                        self._check(replica, now_ns)
+                        agenda.wake(index, following)
+            else:
+                agenda.now_ns = at
+                agenda.events += 1
+                self._take_arrivals(at)
+            if on_progress is not None and agenda.events & 4095 == 0:
+                on_progress(client.sent)
+
+    def _take_arrivals(self, now_ns: int) -> None:
+        client = self.client
         while (at := client.next_ns) <= now_ns:
             i = client.sent
-            allowed = [serves(prompts[i], outputs[i]) for serves in entry.serves]
-            able = tuple(k for k, tokens in enumerate(allowed) if tokens is not None)
-            if not able:
-                client.send(-1, outputs[i])
-                client.rejected(at)
-                continue
-            target = entry.choose(i, able)
-            if target is None:
-                client.send(-1, outputs[i])
-                client.rejected(at, SHED)
-                continue
-            tokens = allowed[entry.pool_of[target]]
-            assert tokens is not None
-            client.send(target, tokens)
-            replica = replicas[target]
-            replica.send(entry.make(target, i, tokens))
-            if replica.blocked:
-                replica.blocked = False
-                agenda.wake(target, now_ns)
+            client.send()
+            self.place(i, at)
 
-    def horizon() -> int:
-        return min(agenda.next_ns, client.next_ns)
+    def _horizon(self) -> int:
+        return min(self.agenda.next_ns, self.client.next_ns)
 
-    while True:
-        at = client.next_ns
-        if agenda.next_ns <= at:
-            if at == NEVER and agenda.next_ns == NEVER:
-                return
-            index, action = agenda.pop()
-            now_ns = agenda.now_ns
-            if action is not None:
-                action(now_ns)
-            else:
-                replica = replicas[index]
-                replica.complete(now_ns)
-                if client.next_ns <= now_ns:
-                    take_arrivals(now_ns)
-                following = replica.call(now_ns, horizon)
-                if following is not None:
-                    if (
-                        replica.empty_turns > MAX_EMPTY_TURNS
-                        or replica.fruitless_preemptions > MAX_FRUITLESS_PREEMPTIONS
-                    ):
-                        check_progress(replica, now_ns)
-                    agenda.wake(index, following)
-        else:
-            agenda.now_ns = at
-            agenda.events += 1
-            take_arrivals(at)
-        if on_progress is not None and agenda.events & 4095 == 0:
-            on_progress(client.sent)
+    @staticmethod
+    def _check(replica: Replica, now_ns: int) -> None:
+        if replica.empty_turns > MAX_EMPTY_TURNS or replica.fruitless_preemptions > MAX_FRUITLESS_PREEMPTIONS:
+            check_progress(replica, now_ns)

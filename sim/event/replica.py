@@ -108,6 +108,7 @@ class Replica:
         self._idle_sleep_ns = idle_sleep_ns
         self._inbox: list[Request] = []
         self._unanswered: dict[int, int] = {}
+        self._requests: dict[int, Request] = {}
         self._ends: deque[int] = deque()
         self._told: deque[tuple[int, dict[int, int] | None]] = deque()
         self._numbered_ns: dict[int, int] = {}
@@ -122,6 +123,7 @@ class Replica:
         self.outstanding += 1
         self.prompt_tokens += request.prompt
         self._unanswered[request.index] = request.prompt
+        self._requests[request.index] = request
 
     @property
     def kv_usage(self) -> float:
@@ -141,6 +143,8 @@ class Replica:
         self.outstanding -= len(ended)
         for request in batch.emitted:
             self.prompt_tokens -= self._unanswered.pop(request.index, 0)
+        for request in ended:
+            del self._requests[request.index]
         if batch.tokens:
             self.delivered_ns.append(now_ns)
         if batch.emitting:
@@ -159,6 +163,24 @@ class Replica:
             self._client.delivered(batch, ended, now_ns)
         if ended:
             self._log.ended(self.index, now_ns, len(ended), self.scheduler.free_blocks - free_blocks)
+
+    def fail(self) -> list[Request]:
+        """It is gone with all it has; returns the requests that were on it, in the order in which they came."""
+        gone = list(self._requests.values())
+        for request in gone:
+            if request not in self._inbox:
+                self.queue.abort(request)
+        self._inbox.clear()
+        self._requests.clear()
+        self._unanswered.clear()
+        self.outstanding = self.prompt_tokens = 0
+        return gone
+
+    def renew(self) -> None:
+        """It comes into service with nothing in its cache."""
+        forget = getattr(self.scheduler, "forget", None)
+        if forget is not None:
+            forget()
 
     def hear(self, port: Port) -> None:
         """What has become of transfers; the next call may find something to do."""

@@ -14,11 +14,13 @@ from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
 from sim.deployment.topology import Topology
 from sim.event.agenda import Agenda
+from sim.event.balance import RankGroup
 from sim.event.checks import check_conservation
 from sim.event.client import Client
-from sim.event.cluster import Entry, run_cluster
+from sim.event.cluster import NOBODY, Cluster, Entry
 from sim.event.content import request_content
 from sim.event.handover import FREE, HandOver, HandOverCosts
+from sim.event.lifecycle import Elastic, Lifecycle
 from sim.event.log import StepLog
 from sim.event.pool import EnginePool, PoolRanks, make_ranks
 from sim.event.replica import Replica
@@ -54,7 +56,7 @@ class ExactRun:
     """What the exact engine hands over: tables, inter-token latencies with multiplicities, checks, counts.
 
     `pool_stages`: of each pool whose replicas have several, None of the others. `transfers`, `links`: where KV moved
-    between instances.
+    between instances. `retries`: requests that were sent again because a replica failed, and how often.
     """
 
     requests: RequestTable
@@ -67,6 +69,7 @@ class ExactRun:
     pool_stages: tuple[StageTable | None, ...] = (None,)
     transfers: TransferTable | None = None
     links: LinkTable | None = None
+    retries: dict[int, int] = field(default_factory=dict)
 
     @property
     def stages(self) -> StageTable | None:
@@ -87,6 +90,7 @@ def run_exact(
     scheduler: str = "vllm",
     router: str = "round_robin",
     router_options: Mapping[str, Any] | None = None,
+    elastic: Elastic | None = None,
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> ExactRun:
@@ -109,7 +113,7 @@ def run_exact(
         scheduler=scheduler,
     )
     routing = Routing(router, options=router_options or {})
-    return run_fleet(workload, [pool], routing, seed=seed, on_progress=on_progress)
+    return run_fleet(workload, [pool], routing, elastic=elastic, seed=seed, on_progress=on_progress)
 
 
 def run_fleet(
@@ -119,13 +123,14 @@ def run_fleet(
     *,
     topology: Topology | None = None,
     costs: HandOverCosts = FREE,
+    elastic: Elastic | None = None,
     seed: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> ExactRun:
     """Simulate `workload` on several pools of replicas, which are numbered through, rank by rank, in their order.
 
     Pools of role `prefill` hand over to those of role `decode`, over `topology` (an endpoint for each rank, in the same
-    order) at these `costs`.
+    order) at these `costs`. `elastic`: replicas, all of role `both`, come and go.
 
     **Raises:** `Stuck` (a `ValueError`) for a run that would never end.
     """
@@ -158,8 +163,14 @@ def run_fleet(
             at_arrival=routing.at_arrival,
         )
     router = make_router(routing.router, seed, routing.options)
-    entry = _entry(pools, ranks, router, hand_over, make, lambda i: _arrival(workload, content, i, client.next_ns))
-    run_cluster(agenda, client, replicas, entry, on_progress)
+    in_service: list[Lifecycle | None] = []
+    entry = _entry(
+        pools, ranks, router, hand_over, make, lambda i: _arrival(workload, content, i, agenda.now_ns), in_service
+    )
+    doors = [door for made in ranks for door in made.doors]
+    cluster = Cluster(agenda, client, replicas, entry, elastic, [_ranks_of(door) for door in doors])
+    in_service.append(cluster.lifecycle)
+    cluster.run(on_progress)
     for replica in replicas:
         if replica.port is not None and replica.port.reports:
             replica.hear(replica.port)
@@ -174,6 +185,7 @@ def run_fleet(
         unseen_tokens=sum(replica.dropped_rows for replica in replicas) + (hand_over.count if hand_over else 0),
         accepted_tokens=sum(replica.accepted_tokens for replica in replicas),
         ends=client.ends,
+        failures=elastic is not None,
         stages=[(int(a), int(b), found) for a, b, found in zip(bounds[:-1], bounds[1:], stages, strict=True)],
         transfers=transfers,
     )
@@ -186,7 +198,15 @@ def run_fleet(
     itl_ns, itl_count = inter_token_latencies(steps, silent, client.itl)
     cpu_s = time.process_time() - started
     links = None if hand_over is None else hand_over.links()
-    return ExactRun(requests, steps, itl_ns, itl_count, checks, agenda.events, cpu_s, stages, transfers, links)
+    retries = {} if cluster.lifecycle is None else cluster.lifecycle.retries
+    return ExactRun(requests, steps, itl_ns, itl_count, checks, agenda.events, cpu_s, stages, transfers, links, retries)
+
+
+def _ranks_of(door: Door) -> list[Replica]:
+    """The ranks behind a door."""
+    group = door.target
+    assert isinstance(group, RankGroup)
+    return list(group.ranks)
 
 
 def _doors(pools: Sequence[EnginePool], ranks: Sequence[PoolRanks], roles: Sequence[str]) -> list[Door]:
@@ -232,6 +252,7 @@ def _entry(
     hand_over: HandOver | None,
     make: Callable[[int, int, int], Request],
     arrival: Callable[[int], Arrival],
+    in_service: Sequence[Lifecycle | None],
 ) -> Entry:
     """Where the client's requests go: to the pools that prefill, among them those that can serve a request.
 
@@ -241,7 +262,8 @@ def _entry(
     entering = [k for k, pool in enumerate(pools) if pool.role != "decode"]
     decoding = [made.serves for pool, made in zip(pools, ranks, strict=True) if pool.role == "decode"]
     pool_of = [k for k, made in enumerate(ranks) for _ in made.replicas]
-    choosers: dict[tuple[int, ...], Callable[[Arrival], int | None]] = {}
+    choosers: dict[tuple[tuple[int, ...], int], Callable[[Arrival], int | None] | None] = {}
+    numbered = {id(door): number for number, door in enumerate(door for made in ranks for door in made.doors)}
 
     def serves(k: int, prompt: int, outputs: int) -> int | None:
         if pools[k].role == "both":
@@ -252,9 +274,15 @@ def _entry(
         return None if None in found else min(tokens for tokens in found if tokens is not None)
 
     def choose(i: int, able: tuple[int, ...]) -> int | None:
-        if able not in choosers:
-            choosers[able] = chooser(router, [door for k in able for door in ranks[entering[k]].doors])
-        return choosers[able](arrival(i))
+        lifecycle = in_service[0]
+        key = able, 0 if lifecycle is None else lifecycle.version
+        if key not in choosers:
+            doors = [door for k in able for door in ranks[entering[k]].doors]
+            if lifecycle is not None:
+                doors = [door for door in doors if lifecycle.up[numbered[id(door)]]]
+            choosers[key] = chooser(router, doors) if doors else None
+        pick = choosers[key]
+        return NOBODY if pick is None else pick(arrival(i))
 
     def make_first(rank: int, i: int, outputs: int) -> Request:
         if hand_over is None or pools[pool_of[rank]].role == "both":

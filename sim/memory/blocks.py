@@ -77,6 +77,9 @@ class CountedBlocks[R: Holder]:
     def register(self, request: R, tokens: int) -> None:
         """Make the full blocks among the first `tokens` findable: nothing to find here."""
 
+    def forget(self) -> None:
+        """Nothing is findable any more: nothing ever was."""
+
     def release(self, request: R, tokens: int) -> None:
         """Free all blocks of a request that holds `tokens`."""
         self.free += -(-tokens // self.block_size)

@@ -90,6 +90,12 @@ class BlockPool:
             found.append(block)
         return found
 
+    def forget(self) -> None:
+        """Nothing is findable any more."""
+        self.hash_of = [None] * len(self.hash_of)
+        self.by_hash.clear()
+        self.duplicates.clear()
+
     def touch(self, blocks: Sequence[int]) -> None:
         """One more user of cached blocks."""
         references, following, before = self.references, self._next, self._before

@@ -137,6 +137,10 @@ class PrefixBlocks[R: Content]:
             self.pool.name_all(request.blocks[request.registered : full], keys[request.registered : full])
             request.registered = full
 
+    def forget(self) -> None:
+        """Nothing is findable any more; nobody may hold blocks."""
+        self.pool.forget()
+
     def release(self, request: R, tokens: int) -> None:
         """Free all blocks, the last one first, so that a prefix outlives its continuation."""
         self.pool.give_back(request.blocks[::-1])

@@ -10,7 +10,7 @@ from sim.report.fleet import WORDS, link_rows, pool_shares, ttft_parts
 from sim.report.metrics import Metrics
 from sim.report.priority import by_priority
 from sim.report.result import SimulationResult
-from sim.report.summary import ms, percentile_word
+from sim.report.summary import failed_by_status, ms, percentile_word
 
 
 WIDTH = 50
@@ -48,6 +48,11 @@ def benchmark_block(result: SimulationResult, metrics: Metrics, percentiles: Seq
         line("Successful requests:", metrics.completed),
         line("Failed requests:", metrics.failed),
     ]
+    failed = failed_by_status(result)
+    if failed.keys() - {"rejected"}:
+        lines.append(line("- of these:", ", ".join(f"{count:,} {name}" for name, count in failed.items())))
+    if result.retries:
+        lines.append(line("Requests sent again (replica failed):", len(result.retries)))
     if result.workload.concurrency is not None:
         lines.append(line("Maximum request concurrency:", result.workload.concurrency))
     configured = result.config.get("workload") or {}

@@ -8,8 +8,8 @@ import numpy as np
 from sim.workload.trace import Workload
 
 
-FINISHED, REJECTED, ABORTED, SHED = 0, 1, 2, 3
-REQUEST_STATUS = ("finished", "rejected", "aborted", "shed")
+FINISHED, REJECTED, ABORTED, SHED, LOST = 0, 1, 2, 3, 4
+REQUEST_STATUS = ("finished", "rejected", "aborted", "shed", "lost")
 
 
 @dataclass
@@ -202,7 +202,8 @@ class SimulationResult:
       its prices.
     - `pools`: of a fleet of several pools, each with its own result; the fields about one engine (`memory`,
       `settings`, `claim`, `stages`) are empty then, and `num_gpu_blocks` is that of the smallest. `transfers`, `links`:
-      KV that went from prefill to decode instances.
+      KV that went from prefill to decode instances. `retries`: how often requests were sent again because a replica
+      failed.
     - `log`: format and rules of the engine's own log by name (`sim.deployment.rules.LogRules`; empty: not known), which
       has a line every `log_interval_s` where it goes by time.
     """
@@ -243,6 +244,7 @@ class SimulationResult:
     pools: tuple[PoolResult, ...] = ()
     transfers: TransferTable | None = None
     links: LinkTable | None = None
+    retries: dict[int, int] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from sim.report.bottleneck import Verdict
 from sim.report.fleet import fleet_fields, fleet_verdict
 from sim.report.hit_rate import LookupTotals
@@ -9,7 +11,7 @@ from sim.report.metrics import Metrics, measure
 from sim.report.percentile import Distribution
 from sim.report.plain import plain
 from sim.report.priority import by_priority
-from sim.report.result import SimulationResult
+from sim.report.result import FINISHED, REQUEST_STATUS, SimulationResult
 
 
 SCHEMA = "headway.summary/1"
@@ -53,6 +55,12 @@ def prefix_cache_fields(found: LookupTotals | None) -> dict[str, Any]:
         "preempted_prefix_cache_hits": found and found.preempted_hits,
         "prefix_cache_hit_rate_with_preempted": found and found.hit_rate_with_preempted,
     }
+
+
+def failed_by_status(result: SimulationResult) -> dict[str, int]:
+    """How many requests did not finish, by what became of them: rejected by the engine, shed by a router, lost."""
+    counts = np.bincount(np.asarray(result.requests.status, np.int64), minlength=len(REQUEST_STATUS))
+    return {name: int(counts[i]) for i, name in enumerate(REQUEST_STATUS) if i != FINISHED and counts[i]}
 
 
 def priority_fields(result: SimulationResult) -> list[dict[str, Any]] | None:
@@ -99,6 +107,8 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "duration": metrics.duration_s,
         "completed": metrics.completed,
         "failed": metrics.failed,
+        "failed_by_status": failed_by_status(result),
+        "retried_requests": len(result.retries),
         "total_input": metrics.total_input,
         "total_output": metrics.total_output,
         "total_input_tokens": metrics.total_input,

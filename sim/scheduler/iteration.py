@@ -211,6 +211,8 @@ class IterationScheduler[R: IterationRequest]:
         self._completed = batch.number
         batch.dropped = [row.request for row in batch.rows if row.emits and row.request.aborted]
         ended = [request for request in batch.finishing if not request.aborted]
+        if batch.dropped:
+            batch.emitted = [request for request in batch.emitted if not request.aborted]
         for request in ended:
             self.leave(request)
         return ended

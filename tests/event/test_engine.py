@@ -12,7 +12,7 @@ from sim.event.agenda import Agenda
 from sim.event.batch_queue import BatchQueue
 from sim.event.checks import check_conservation
 from sim.event.client import Client
-from sim.event.cluster import Stuck, run_cluster
+from sim.event.cluster import Cluster, Stuck
 from sim.event.log import StepLog
 from sim.event.pricer import Pricer
 from sim.event.replica import Replica
@@ -388,7 +388,7 @@ def test_rows_of_several_tokens_are_accounted(asynchronous):
     client, log = Client(w), StepLog()
     queue = BatchQueue(scheduler, settings.batches_in_flight)
     replica = Replica(0, queue, Pricer(constant(10e-3), settings), client, log)
-    run_cluster(Agenda(), client, [replica], one_pool(client, [replica]))
+    Cluster(Agenda(), client, [replica], one_pool(client, [replica])).run()
     requests, steps = client.table(), log.table()
     checks = check_conservation(
         requests, steps, [scheduler], unseen_tokens=replica.dropped_rows, accepted_tokens=replica.accepted_tokens

@@ -14,7 +14,7 @@ from sim.event.agenda import Agenda
 from sim.event.balance import Queues
 from sim.event.batch_queue import BatchQueue
 from sim.event.client import Client
-from sim.event.cluster import Stuck, check_progress, run_cluster
+from sim.event.cluster import Cluster, Stuck, check_progress
 from sim.event.lockstep import LockstepGroup, LockstepPricer, LockstepRank
 from sim.event.log import StepLog
 from sim.event.run import ExactRun, run_exact
@@ -275,7 +275,7 @@ def test_a_rank_that_gets_nowhere_is_told():
     schedulers[0].schedule = Batch
     made = [LockstepRank(i, BatchQueue(one), client, log, group=group) for i, one in enumerate(schedulers)]
     with pytest.raises(Stuck, match="scheduler of replica 0 decided 10001 empty batches in a row"):
-        run_cluster(Agenda(), client, made, one_pool(client, made))
+        Cluster(Agenda(), client, made, one_pool(client, made)).run()
 
 
 @pytest.mark.parametrize("mode", [mode for mode in mode_names() if "/pp" not in mode])

@@ -128,3 +128,39 @@ def test_the_timeline_has_transfers_and_parts(headway, tmp_path):
     assert {event["name"] for event in begun} == {"prefill to decode"}
     names = {event["name"] for event in events if event["ph"] == "X"}
     assert {"KV transfer", "hand-over", "first decode step", "decode"} <= names
+
+
+ELASTIC = (*SMALL, "deployment=replicas2", "workload.rate=20")
+
+
+def test_replicas_come_and_go(headway, tmp_path):
+    events = "deployment.elastic.events=[{at_s: 0.1, action: fail, replica: 1}, {at_s: 0.2, action: start, replica: 1}]"
+    found = simulate(headway, tmp_path, *ELASTIC, events, "deployment.elastic.load_s=0.1").json()
+    assert (found["completed"], found["failed_by_status"]) == (12, {})
+    assert any(row["what"] == "a replica that starts" for row in found["assumptions"])
+    lost = simulate(headway, tmp_path, *ELASTIC, events, "deployment.elastic.on_failure=lose").json()
+    assert lost["completed"] + lost["failed_by_status"].get("lost", 0) == 12
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("events=[{at_s: 1, action: stop}]", "events[0].action must be one of start, drain, fail, got 'stop'"),
+        ("events=[{at_s: 1, action: fail, replica: 2}]", "replica must be a whole number from 0 to 1, got 2"),
+        ("events=[{at: 1, action: fail}]", "events[0] has the unknown key at: it has at_s"),
+        ("events=[{at_s: -1, action: fail}]", "events[0].at_s must be a number of seconds from 0"),
+        ("events=[{at_s: 1, action: fail, pool: x}]", "events[0].pool must be one of"),
+        ("events=[3]", "events[0] wants a mapping"),
+        ("on_failure=lose", "deployment.elastic.on_failure has no effect without"),
+        ("mtbf_s=-1", "deployment.elastic.mtbf_s must be between 0 and"),
+    ],
+)
+def test_elastic_mistakes(headway, tmp_path, override, words):
+    found = simulate(headway, tmp_path, *ELASTIC, f"deployment.elastic.{override}")
+    assert found.code == 2
+    assert words in found.json()["message"]
+
+
+def test_pools_that_hand_over_stay(headway, tmp_path):
+    found = simulate(headway, tmp_path, *PD, "deployment.elastic.mtbf_s=100")
+    assert "replicas come and go in pools of role both only, got prefill" in found.json()["message"]

@@ -224,6 +224,10 @@ class ContinuousBatching:
         """Whether the request's KV begins to come from elsewhere; None: it is computed here."""
         return None
 
+    def forget(self) -> None:
+        """The cache is empty; nobody may be unfinished."""
+        self.blocks.forget()
+
     def _count_decodes(self, batch: Batch[DecodingRequest]) -> None:
         n, call = self._decodes, self._call
         if n == 0:

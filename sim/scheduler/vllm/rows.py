@@ -144,6 +144,10 @@ class RowBatching:
         assert isinstance(batch, VllmBatch)
         return process_output(self, batch)
 
+    def forget(self) -> None:
+        """The cache is empty; nobody may be unfinished."""
+        self.cache.pool.forget()
+
     def report(self, received: Sequence[RowRequest], sent: Sequence[RowRequest]) -> list[RowRequest]:
         """Transfers that ended well; `transfers.report` also knows those that failed."""
         return self.transfers.report(received, sent)

@@ -1,0 +1,88 @@
+"""From `deployment.elastic` to the changes of a run: whose, when, and one sentence for each that cannot be."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sim.deployment.conf import DeploymentConf, ElasticConf
+from sim.event.lifecycle import DRAIN, FAIL, START, Change, Elastic
+from sim.units import to_ns
+
+
+ACTIONS = (START, DRAIN, FAIL)
+KEYS = ("at_s", "action", "replica", "pool")
+POLICIES = ("retry", "lose")
+MOST_S = 1e9
+WHERE = "deployment.elastic"
+
+
+def is_elastic(deployment: DeploymentConf) -> bool:
+    """Whether replicas come or go."""
+    return bool(deployment.elastic.events) or deployment.elastic.mtbf_s > 0
+
+
+def elastic_of(deployment: DeploymentConf, pools: Mapping[str, tuple[str, int]], seed: int) -> Elastic | None:
+    """The changes in order, None without any. `pools`: role and number of replicas by name, in order.
+
+    **Raises:** `ValueError` for an entry that is none, a replica that does not exist, times out of range, settings
+    without effect, and pools that hand requests over.
+    """
+    conf = deployment.elastic
+    _check(conf)
+    if not is_elastic(deployment):
+        plain = ElasticConf()
+        for key in ("on_failure", "load_s", "repair_s"):
+            if getattr(conf, key) != getattr(plain, key):
+                raise ValueError(f"{WHERE}.{key} has no effect without {WHERE}.events or {WHERE}.mtbf_s.")
+        return None
+    for name, (role, _) in pools.items():
+        if role != "both":
+            raise ValueError(f"{WHERE}: replicas come and go in pools of role both only, got {name} of role {role}.")
+    changes = [_change(number, entry, pools) for number, entry in enumerate(conf.events)]
+    ordered = tuple(sorted(changes, key=lambda change: change.at_ns))
+    return Elastic(ordered, conf.on_failure == "retry", conf.load_s, conf.mtbf_s, conf.repair_s, seed)
+
+
+def _check(conf: ElasticConf) -> None:
+    if conf.on_failure not in POLICIES:
+        raise ValueError(f"{WHERE}.on_failure must be one of {', '.join(POLICIES)}, got {conf.on_failure!r}.")
+    for key in ("load_s", "mtbf_s", "repair_s"):
+        value = getattr(conf, key)
+        if not 0 <= value <= MOST_S:
+            raise ValueError(f"{WHERE}.{key} must be between 0 and {MOST_S:g} seconds, got {value:g}.")
+
+
+def _change(number: int, entry: Any, pools: Mapping[str, tuple[str, int]]) -> Change:
+    where = f"{WHERE}.events[{number}]"
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{where} wants a mapping of {', '.join(KEYS)}, got {entry!r:.60}.")
+    for key in entry:
+        if key not in KEYS:
+            raise ValueError(f"{where} has the unknown key {key}: it has {', '.join(KEYS)}.")
+    at_s, action, replica = entry.get("at_s"), entry.get("action"), entry.get("replica", 0)
+    if isinstance(at_s, bool) or not isinstance(at_s, int | float) or not 0 <= at_s <= MOST_S:
+        raise ValueError(f"{where}.at_s must be a number of seconds from 0 to {MOST_S:g}, got {at_s!r}.")
+    if action not in ACTIONS:
+        raise ValueError(f"{where}.action must be one of {', '.join(ACTIONS)}, got {action!r}.")
+    pool = entry.get("pool", next(iter(pools)) if len(pools) == 1 else None)
+    if pool not in pools:
+        raise ValueError(f"{where}.pool must be one of {', '.join(pools)}, got {pool!r}.")
+    count = pools[pool][1]
+    if isinstance(replica, bool) or not isinstance(replica, int) or not 0 <= replica < count:
+        raise ValueError(f"{where}.replica must be a whole number from 0 to {count - 1}, got {replica!r}.")
+    names = list(pools)
+    before = sum(pools[name][1] for name in names[: names.index(pool)])
+    return Change(to_ns(float(at_s)), before + replica, action)
+
+
+def elastic_rows(deployment: DeploymentConf) -> list[tuple[str, str, str]]:
+    """Assumptions: what is said of replicas that come and go."""
+    if not is_elastic(deployment):
+        return []
+    conf = deployment.elastic
+    rows = [("a replica that starts", f"is in service {conf.load_s:g} s later, its cache empty", f"{WHERE}.load_s")]
+    what = "sent again from their beginning" if conf.on_failure == "retry" else "lost"
+    rows.append(("requests of a replica that fails", what, f"{WHERE}.on_failure"))
+    if conf.mtbf_s:
+        mean = f"every {conf.mtbf_s:g} s a replica in the mean, repaired {conf.repair_s:g} s later"
+        rows.append(("drawn failures", mean, f"{WHERE}.mtbf_s, repair_s"))
+    return rows
