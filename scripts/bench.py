@@ -29,6 +29,8 @@ BENCHMARKS = {
     "event-rows": "scripts.bench_event:event_rows",
     "event-sglang": "scripts.bench_event:event_sglang",
     "azure-replay": "scripts.bench_event:azure_replay",
+    "fleet-colocated": "scripts.bench_fleet:fleet_colocated",
+    "fleet-disaggregated": "scripts.bench_fleet:fleet_disaggregated",
     "analytic-kernel": "scripts.bench_cost:analytic_kernel",
     "scan-analytic": "scripts.bench_scan:scan_analytic",
     "scan-learned": "scripts.bench_learned:scan_learned",

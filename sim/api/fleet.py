@@ -11,6 +11,9 @@ from conf.schema import SimulateConf
 from sim.api.elastic import elastic_of, elastic_rows
 from sim.api.job import Infeasible, Job, bounds_ms, build
 from sim.api.outcome import assemble
+from sim.cost.lockstep import LockstepPrices
+from sim.cost.stages import StagePrices
+from sim.cost.table import PriceTable
 from sim.deployment.pools import PoolSpec, pools_of
 from sim.deployment.topology import Topology, lay_out
 from sim.event.handover import HandOverCosts
@@ -155,13 +158,26 @@ def _costs(conf: SimulateConf) -> tuple[HandOverCosts, float]:
     return costs, value["efficiency"]
 
 
+def _prices(fleet: Fleet) -> list[PriceTable | StagePrices | LockstepPrices]:
+    """The prices of each pool; pools of equal plans share them."""
+    made: dict[bytes, PriceTable | StagePrices | LockstepPrices] = {}
+    found = []
+    for pool in fleet.pools:
+        key = pool.job.price_key()
+        if key not in made:
+            made[key] = pool.job.prices()
+        found.append(made[key])
+    return found
+
+
 def run_fleet_of(fleet: Fleet, on_progress: Callable[[int], None] | None = None) -> SimulationResult:
     """Simulate a fleet with the exact engine."""
     started = time.perf_counter()
+    prices = _prices(fleet)
     pools = [
         EnginePool(
             pool.job.plan.engine,
-            pool.job.prices(),
+            prices[number],
             pool.job.pool_blocks,
             pool.job.groups,
             replicas=pool.job.conf.deployment.replicas,
@@ -171,7 +187,7 @@ def run_fleet_of(fleet: Fleet, on_progress: Callable[[int], None] | None = None)
             block_bytes=pool.block_bytes,
             name=pool.name,
         )
-        for pool in fleet.pools
+        for number, pool in enumerate(fleet.pools)
     ]
     priced = time.perf_counter()
     deployment = fleet.conf.deployment

@@ -102,9 +102,11 @@ class Job:
         )
 
     def price_key(self) -> bytes:
-        """Equal for jobs whose price tables are equal."""
-        shape = repr(self._most()).encode()
-        return shape + b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((self.cost, self.plan.arrays)))
+        """Equal for jobs whose prices are equal."""
+        plan = self.plan
+        shape = repr((self._most(), plan.domains, len(plan.stages))).encode()
+        parts = (self.cost, plan.stages, plan.shared, plan.hand_over, plan.tokens_back)
+        return shape + b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(parts))
 
 
 def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
