@@ -122,7 +122,7 @@ def predict(overrides: Overrides, config_dirs: tuple[str, ...] = ()) -> Predicti
     from sim.report.metrics import measure
 
     try:
-        result = api.run(api.build(configuration(overrides, config_dirs)))
+        result = api.run(api.prepare(configuration(overrides, config_dirs)))
         found = measure(result, (99.0,))
     except Exception as error:
         return Prediction(failure_status(error), reason_of(error))

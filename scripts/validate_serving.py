@@ -110,12 +110,12 @@ def check_settings(setups: Mapping[int, Setup], own: Sequence[str], config_dirs:
     refusals: list[ValueError] = []
     for overrides in first.values():
         try:
-            api.build(configuration(overrides, tuple(config_dirs)))
+            api.prepare(configuration(overrides, tuple(config_dirs)))
         except api.Infeasible:
             return
         except ValueError as error:
             try:
-                api.build(configuration(overrides[: -len(own)], tuple(config_dirs)))
+                api.prepare(configuration(overrides[: -len(own)], tuple(config_dirs)))
             except ValueError:
                 continue  # the row's own fault
             refusals.append(error)

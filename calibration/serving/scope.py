@@ -12,19 +12,21 @@ ENGINES = ("vllm", "sglang", "trtllm")
 
 DUPLICATE = "duplicate"
 DISAGGREGATED = "disaggregated"
+POOLS_KNOWN = "disaggregated, pools known"
 ADMISSION_LIMITED = "admission-limited"
 
 LONG_ANSWER = 2048
 """Tokens."""
 LEAST_LOADS = 16
 
-STILL_SIMULATED = (DUPLICATE, ADMISSION_LIMITED)
+STILL_SIMULATED = (DUPLICATE, ADMISSION_LIMITED, POOLS_KNOWN)
 """Excluded rows that can be simulated all the same; their errors are shown apart."""
 
 
 def excluded(row: Row) -> str:
     """Why a row does not count, the first reason that holds; empty for one that does."""
     reasons = {
+        POOLS_KNOWN: pools_known(row),
         DISAGGREGATED: row.disaggregated,
         "static batch": re.search(r"static (?:offline )?batch", row.notes, re.IGNORECASE),
         "no latency": row.statistic is None,
@@ -34,6 +36,12 @@ def excluded(row: Row) -> str:
         ADMISSION_LIMITED: admission_limited(row),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def pools_known(row: Row) -> bool:
+    """Whether a disaggregated row tells all that simulating its pools needs, of an engine whose hand-over is known."""
+    told = row.workers is not None and row.statistic is not None and (row.concurrency or 0.0) >= 1
+    return row.disaggregated and told and row.engine == "vllm" and not row.duplicate
 
 
 def admission_limited(row: Row) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.serving.scope import DISAGGREGATED, STILL_SIMULATED
+from calibration.serving.scope import DISAGGREGATED, POOLS_KNOWN, STILL_SIMULATED
 from calibration.serving.setup import Setup
 from calibration.serving.table import Row
 
@@ -147,8 +147,13 @@ def by(points: Iterable[Point]) -> dict[str, dict[str, Any]]:
         for point in counted:
             groups.setdefault(label(point), []).append(point)
         found[name] = {key: summary(groups[key]) for key in sorted(groups, key=_natural)}
+    found["mode"] = {"co-located": summary(counted)}
+    known = [point for point in everything if point.excluded == POOLS_KNOWN and point.prediction is not None]
+    if known:
+        found["mode"][POOLS_KNOWN] = summary(known)
     apart = [point for point in everything if point.excluded == DISAGGREGATED]
-    found["mode"] = {"co-located": summary(counted)} | ({DISAGGREGATED: {"rows": len(apart)}} if apart else {})
+    if apart:
+        found["mode"][DISAGGREGATED] = {"rows": len(apart)}
     found["excluded"] = {
         reason: summary(group) if reason in STILL_SIMULATED else {"rows": len(group)}
         for reason in sorted({point.excluded for point in everything} - {""})

@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any
 
 from calibration.serving.recipes import settings_of
-from calibration.serving.table import Row
+from calibration.serving.table import Row, Workers
 from calibration.serving.version import Version, version_of
 from sim.documents import mapping, parse_yaml, read_mapping
 from sim.hardware.read import list_devices
@@ -49,7 +49,8 @@ def setup_of(row: Row, lookup: Callable[[str], str]) -> Setup:
         raise ValueError("a row wants isl and osl, the lengths of prompt and answer.")
     device, version = device_of(row.hardware), version_of(row)
     model, stored = model_of(row, lookup)
-    tensor, data, expert = parallel_sizes(row)
+    workers = row.workers if row.disaggregated else None
+    tensor, data, expert = parallel_sizes(row) if workers is None else _sizes(workers[1])
     counts = {"concurrency": int(row.concurrency), "isl": row.isl, "osl": row.osl, "tensor_parallel": tensor}
     facts = {
         "bench": row.bench,
@@ -69,13 +70,15 @@ def setup_of(row: Row, lookup: Callable[[str], str]) -> Setup:
         f"hardware={device}",
         f"engine={row.engine}-{version.name}",
         *stored,
-        *_deployment(tensor, data, expert),
+        *(_deployment(tensor, data, expert) if workers is None else _pools(workers)),
         *(f"{'++' if '.' in key else ''}engine.{key}={_literal(value)}" for key, value in settings.items()),
         *_workload(row),
     ]
     words = [f"tp{tensor}"] if tensor > 1 or data == 1 else []
     words += [f"dp{data}"] if data > 1 else []
     words += ["ep"] if expert else []
+    if workers is not None:
+        words = [f"{side.count}x{_words(side)}" for side in workers]
     return Setup(tuple(overrides), device, model, version, "+".join(words), tuple(left_out))
 
 
@@ -162,6 +165,24 @@ def _deployment(tensor: int, data: int, expert: bool) -> list[str]:
     words = [f"deployment.tensor_parallel={tensor}"] if tensor > 1 else []
     words += [f"deployment.data_parallel={data}"] if data > 1 else []
     return words + (["deployment.expert_parallel=true"] if expert else [])
+
+
+def _sizes(side: Workers) -> tuple[int, int, bool]:
+    return side.tensor_parallel, side.data_parallel, side.expert_parallel > 1
+
+
+def _words(side: Workers) -> str:
+    tensor, data, expert = _sizes(side)
+    return f"tp{tensor}" + (f"dp{data}" if data > 1 else "") + ("ep" if expert else "")
+
+
+def _pools(workers: tuple[Workers, Workers]) -> list[str]:
+    """One pool of prefill and one of decode instances."""
+    words = ["deployment=pd-1p1d"]
+    for name, side in zip(("prefill", "decode"), workers, strict=True):
+        of_pool = [word.replace("deployment.", f"deployment.pools.{name}.") for word in _deployment(*_sizes(side))]
+        words += [f"deployment.pools.{name}.replicas={side.count}", *of_pool]
+    return words
 
 
 def _workload(row: Row) -> list[str]:

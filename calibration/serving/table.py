@@ -29,6 +29,16 @@ BENCHES = ("inferencex", "token-position", "vendor")
 
 
 @dataclass(frozen=True)
+class Workers:
+    """Equal instances of one side of a disaggregated deployment, as the notes tell them."""
+
+    count: int
+    tensor_parallel: int
+    data_parallel: int
+    expert_parallel: int
+
+
+@dataclass(frozen=True)
 class Row:
     """One measured point. Times in ms; counts are 0 and numbers None where the cell is empty; `line` of the file."""
 
@@ -86,6 +96,24 @@ class Row:
             return "token-position"
         said = self.source + self.notes
         return "inferencex" if "InferenceX" in said or "gap_analysis" in said else "vendor"
+
+    @property
+    def workers(self) -> tuple[Workers, Workers] | None:
+        """Prefill and decode instances, from `P: 1x(tp4,dp1,...,ep4); D: 4x(...)` in the notes; None where not all is
+        told.
+        """
+        found = [re.search(rf"(?:^|;)\s*{side}: (\d+)x\(([^)]*)\)", self.notes) for side in ("P", "D")]
+        sides = []
+        for match in found:
+            if match is None:
+                return None
+            sizes = dict(re.findall(r"\b(tp|dp|ep)(\d+)", match[2]))
+            if not int(match[1]) or not int(sizes.get("tp", 0)):
+                return None
+            sides.append(
+                Workers(int(match[1]), int(sizes["tp"]), max(int(sizes.get("dp", 1)), 1), int(sizes.get("ep", 1)))
+            )
+        return sides[0], sides[1]
 
     def note(self, key: str) -> str | None:
         """The value of `key=value` in the notes."""

@@ -30,7 +30,7 @@ def describe_plan(conf: SimulateConf) -> Described:
     """Compile every pool and lay it out. `ValueError` for bad input, naming the pool."""
     specs = pools_of(conf.deployment, conf.hardware, conf.engine)
     compiled = [_compile(conf, spec) for spec in specs]
-    facts, _ = transfer_facts()
+    facts = transfer_facts(conf.deployment.transfer.connector).values
     efficiency = conf.deployment.transfer.efficiency
     topology = lay_out(
         [

@@ -151,8 +151,8 @@ def _check_paths(topology: Topology, pools: Sequence[PoolJob]) -> None:
 
 def _costs(conf: SimulateConf) -> tuple[HandOverCosts, float]:
     """What a hand-over costs, and the share of the links' rate that a transfer reaches."""
-    facts, _ = transfer_facts()
     given = conf.deployment.transfer
+    facts = transfer_facts(given.connector).values
     value = {key: facts[key] if getattr(given, key) is None else getattr(given, key) for key in facts}
     costs = HandOverCosts(value["hand_over_s"], value["setup_s"], value["block_s"], value["latency_s"])
     return costs, value["efficiency"]
@@ -341,9 +341,10 @@ def _assumptions(fleet: Fleet, pools: Sequence[PoolResult]) -> list[tuple[str, s
     rows += elastic_rows(deployment)
     if not fleet.disaggregated:
         return rows
-    facts, sources = transfer_facts()
+    facts, sources = transfer_facts(deployment.transfer.connector)
     when = "when the prefill ends" if deployment.pairing == "after_prefill" else "when the request arrives"
     rows.append(("decode instance", f"{deployment.decode_router}, chosen {when}", "deployment.decode_router, pairing"))
+    rows.append(("KV connector", deployment.transfer.connector, "deployment.transfer.connector"))
     words = {
         "hand_over_s": ("hand-over to the decode side's server", "{:.2f} ms", 1e3),
         "setup_s": ("before the first byte, per transfer", "{:.2f} ms", 1e3),

@@ -31,6 +31,7 @@ class PoolConf:
 class TransferConf:
     """How KV gets from a prefill to a decode instance; None: what was measured (`sim/hardware/kv_transfer.yaml`).
 
+    - `connector`: whose measured values hold, `nixl` or `mooncake`.
     - `hand_over_s`: from the end of a prefill to the request's arrival at the decode side's server (proxy, responses).
     - `setup_s`, `block_s`: before the first byte moves, per request and per block (descriptors, alignment).
     - `latency_s`, `efficiency`: of the transfer itself, and the share of the links' rate that it reaches.
@@ -39,6 +40,7 @@ class TransferConf:
     - `oversubscription`: how much more all NICs of a node can send than its uplink carries (1: a full fat tree).
     """
 
+    connector: str = "nixl"
     hand_over_s: float | None = None
     setup_s: float | None = None
     block_s: float | None = None

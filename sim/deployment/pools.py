@@ -7,6 +7,7 @@ from sim.deployment.conf import DeploymentConf, PoolConf
 from sim.deployment.engine import EngineConf
 from sim.deployment.settings import engine_names, load_engine
 from sim.hardware.check import nearest
+from sim.hardware.kv_transfer import connectors
 from sim.hardware.read import load_device
 from sim.hardware.spec import DeviceConf
 
@@ -63,6 +64,7 @@ def pools_of(deployment: DeploymentConf, device: DeviceConf, engine: EngineConf)
 def _check_whole(deployment: DeploymentConf) -> None:
     transfer = deployment.transfer
     _one_of("deployment.pairing", deployment.pairing, PAIRINGS)
+    _one_of("deployment.transfer.connector", transfer.connector, tuple(connectors()))
     _one_of("deployment.transfer.placement", transfer.placement, PLACEMENTS)
     for key in LIMITS_S:
         value = getattr(transfer, key)

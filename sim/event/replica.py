@@ -144,7 +144,7 @@ class Replica:
         for request in batch.emitted:
             self.prompt_tokens -= self._unanswered.pop(request.index, 0)
         for request in ended:
-            del self._requests[request.index]
+            self._requests.pop(request.index, None)
         if batch.tokens:
             self.delivered_ns.append(now_ns)
         if batch.emitting:

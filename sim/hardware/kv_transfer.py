@@ -1,16 +1,34 @@
-"""What a KV transfer costs beside its bytes, as measured (`kv_transfer.yaml`)."""
+"""What a KV transfer costs beside its bytes, as measured, by connector (`kv_transfer.yaml`)."""
 
 from functools import cache
 from importlib import resources
+from typing import Any, NamedTuple
 
 from sim.documents import parse_yaml
 
 
+class TransferFacts(NamedTuple):
+    """Values by key, in seconds (`efficiency`: a share), and where each was read."""
+
+    values: dict[str, float]
+    sources: dict[str, str]
+
+
 @cache
-def transfer_facts() -> tuple[dict[str, float], dict[str, str]]:
-    """Values by key, in seconds (or a share), and where each was read."""
-    found = parse_yaml(
-        (resources.files("sim.hardware") / "kv_transfer.yaml").read_text(encoding="utf-8"), "kv_transfer"
+def _file() -> dict[str, Any]:
+    text = (resources.files("sim.hardware") / "kv_transfer.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = parse_yaml(text, "kv_transfer.yaml")["connectors"]
+    return found
+
+
+def connectors() -> list[str]:
+    """Those that were measured."""
+    return list(_file())
+
+
+def transfer_facts(connector: str) -> TransferFacts:
+    """The facts of one of `connectors`."""
+    section = _file()[connector]
+    return TransferFacts(
+        {key: float(value) for key, value in section.items() if key != "sources"}, dict(section["sources"])
     )
-    assert isinstance(found, dict)
-    return {key: float(value) for key, value in found["transfer"].items()}, dict(found["sources"])

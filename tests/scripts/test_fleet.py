@@ -22,8 +22,8 @@ def test_prefill_and_decode(headway, tmp_path):
     assert (found["status"], found["completed"], found["gpus"], found["replicas"]) == ("ok", 12, 2, 2)
     parts = found["ttft_parts_ms"]
     assert sum(part["mean"] for part in parts.values()) == pytest.approx(found["mean_ttft_ms"])
-    # 512 tokens = 32 blocks of 16: 0.135 ms each, and 0.38 ms of latency, before the first byte
-    assert parts["set_up"]["mean"] == pytest.approx(32 * 0.135 + 0.38)
+    # 512 tokens = 32 blocks of 16: 0.26 ms each, and 0.38 ms of latency, before the first byte
+    assert parts["set_up"]["mean"] == pytest.approx(32 * 0.26 + 0.38)
     assert [pool["role"] for pool in found["pools"]] == ["prefill", "decode"]
     assert found["recomputed_tokens"] == 0
     # 16 layers x 8 KV heads x 64 numbers x 2 (K, V) x 2 bytes x 512 tokens, 12 times

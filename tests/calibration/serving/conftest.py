@@ -1,5 +1,7 @@
 """Rows of a measured-serving table, by what a test cares about."""
 
+import csv
+
 import pytest
 
 from calibration.serving.table import COLUMNS, read_table
@@ -33,9 +35,10 @@ def write(tmp_path):
 
     def table(*rows: dict[str, str], columns=COLUMNS):
         path = tmp_path / "points.csv"
-        lines = [",".join(columns)]
-        lines += [",".join((CELLS | row).get(column, "") for column in columns) for row in rows]
-        path.write_text("\n".join(lines) + "\n")
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, "", "ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(CELLS | row for row in rows)
         return path
 
     return table

@@ -28,6 +28,23 @@ def test_reasons(row, cells, reason):
     assert excluded(row(**cells)) == reason
 
 
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({}, "disaggregated, pools known"),
+        ({"engine": "sglang"}, "disaggregated"),
+        ({"dup": "1"}, "disaggregated"),
+        ({"tpot_ms_mean": ""}, "disaggregated"),
+        ({"concurrency_or_qps": ""}, "disaggregated"),
+        ({"notes": "P: 0x(tp4); D: 4x(tp4)"}, "disaggregated"),
+        ({"disagg": "0.0"}, ""),
+    ],
+)
+def test_disaggregated_rows_that_tell_their_pools(row, cells, reason):
+    pools = {"disagg": "1.0", "notes": "spec=none; P: 1x(tp4,dp1,moe_tp1,ep4); D: 4x(tp8,dp1,moe_tp8,ep1)"}
+    assert excluded(row(**(pools | cells))) == reason
+
+
 def test_the_bound_of_admission(row):
     # 5 clients, D = 10 x 100 ms: TTFT may be 1,000 x 6/4 = 1,500 ms; one client never waits for another
     cells = {"concurrency_or_qps": "5", "osl": "101", "tpot_ms_mean": "10"}

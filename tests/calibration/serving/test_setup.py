@@ -26,6 +26,18 @@ def test_a_row_as_overrides(row):
     assert (conf.workload.concurrency, conf.workload.rounds, conf.engine.max_model_len) == (64, 10, 2248)
 
 
+def test_a_disaggregated_row_becomes_two_pools(row):
+    """Limits that recipes derive from parallel sizes are those of the decode side, where requests stay."""
+    notes = "date=2026-03-02; P: 1x(tp4,dp1,moe_tp1,ep4); D: 4x(tp1,dp8,moe_tp1,ep8)"
+    found = setup_of(row(disagg="1.0", notes=notes), by_hf_id)
+    assert found.parallel == "1xtp4ep+4xtp1dp8ep"
+    conf = compose(found.overrides)
+    prefill, decode = conf.deployment.pools["prefill"], conf.deployment.pools["decode"]
+    assert (prefill.role, prefill.replicas, prefill.tensor_parallel, prefill.data_parallel) == ("prefill", 1, 4, 1)
+    assert (decode.role, decode.replicas, decode.tensor_parallel, decode.data_parallel) == ("decode", 4, 1, 8)
+    assert prefill.expert_parallel and decode.expert_parallel
+
+
 def test_nothing_measured_is_read(row):
     slow = row(ttft_ms_mean="5000", tpot_ms_mean="90", throughput_tok_s_per_gpu_output="1")
     assert setup_of(slow, by_hf_id) == setup_of(row(), by_hf_id)

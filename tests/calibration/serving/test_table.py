@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibration.serving.table import COLUMNS, read_table
+from calibration.serving.table import COLUMNS, Workers, read_table
 
 
 def test_a_row_is_read(row):
@@ -11,6 +11,25 @@ def test_a_row_is_read(row):
     assert (found.statistic, found.measured_ms("ttft"), found.measured_ms("tpot")) == ("mean", 100.0, 10.0)
     assert (found.output_per_gpu, found.total_per_gpu) == (77.5, None)
     assert (found.date, found.period, found.bench) == ("2026-03-02", "development", "inferencex")
+
+
+@pytest.mark.parametrize(
+    ("notes", "workers"),
+    [
+        (
+            "date=2026-03-02; P: 2x(tp4,dp1,moe_tp1,ep4); D: 1x(tp8,dp8,moe_tp1,ep8)",
+            (Workers(2, 4, 1, 4), Workers(1, 8, 8, 8)),
+        ),
+        ("P: 1x(tp4); D: 3x(tp2)", (Workers(1, 4, 1, 1), Workers(3, 2, 1, 1))),
+        ("P: 1x(tp4,dp0,ep1); D: 1x(tp4)", (Workers(1, 4, 1, 1), Workers(1, 4, 1, 1))),
+        ("P: 1x(tp4)", None),
+        ("P: 1x(tp4); D: Nonex(tp4)", None),
+        ("P: 1x(dp4); D: 1x(tp4)", None),
+        ("", None),
+    ],
+)
+def test_instances_of_a_disaggregated_deployment(row, notes, workers):
+    assert row(notes=notes).workers == workers
 
 
 def test_the_median_stands_in_for_a_mean_that_is_missing(row):
@@ -46,12 +65,18 @@ def test_who_measured_it(row):
         ({"ttft_ms_mean": "0"}, "line 2: ttft_ms_mean must be above 0 ms, got '0'"),
         ({"dup": "yes"}, "line 2: dup must be a number"),
         ({"num_gpus": "nan"}, "line 2: num_gpus must be a number"),
-        ({"notes": "a,b"}, "line 2: wanted 24 cells as in the header"),
     ],
 )
 def test_a_cell_that_cannot_be(write, cells, said):
     with pytest.raises(ValueError, match=said):
         read_table(write(cells))
+
+
+def test_a_comma_too_many(write):
+    path = write({"notes": "a;b"})
+    path.write_text(path.read_text().replace("a;b", "a,b"))
+    with pytest.raises(ValueError, match="line 2: wanted 24 cells as in the header"):
+        read_table(path)
 
 
 def test_other_tables_are_refused(write, tmp_path):
