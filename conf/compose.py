@@ -178,6 +178,11 @@ def pool_of(name: str, given: Any) -> PoolConf:
             near = nearest(str(key), known, 1)
             hint = did_you_mean(near) if near else f": it has {', '.join(known)}."
             raise ValueError(f"unknown key {POOLS}{name}.{key}{hint}")
+    if isinstance(given.get("engine"), dict):
+        raise ValueError(
+            f"{POOLS}{name}.engine wants the name of an engine, got {given['engine']!r:.60}; "
+            f"settings that differ go to {POOLS}{name}.settings."
+        )
     try:
         made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PoolConf), given))
     except OmegaConfBaseException as error:

@@ -61,9 +61,10 @@ def _compile(conf: SimulateConf, spec: PoolSpec) -> tuple[Plan, MemoryBudget]:
         device = device_from(dataclasses.asdict(spec.device), spec.device.name)
         engine = with_fitting_length(spec.engine, model, device, spec.deployment)
         plan = compile_plan(model, device, engine, spec.deployment)
-        return plan, memory_budget(model, device, plan.engine, spec.deployment)
+        budget = memory_budget(model, device, plan.engine, spec.deployment)
+        return plan, dataclasses.replace(budget, verdict=spec.own_keys(budget.verdict))
     except ValueError as error:
-        raise ValueError(f"pool {spec.name} ({spec.role}): {error}" if spec.name else str(error)) from error
+        raise ValueError(spec.refusal(error)) from error
 
 
 def _ranks(spec: PoolSpec) -> int:

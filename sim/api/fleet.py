@@ -102,9 +102,9 @@ def _compile(spec: PoolSpec, conf: SimulateConf, workload: Workload) -> PoolJob:
     try:
         return PoolJob(spec.name, spec.role, build(own, workload))
     except Infeasible as error:
-        raise Infeasible(f"pool {spec.name} ({spec.role}): {error}") from error
+        raise Infeasible(spec.refusal(error)) from error
     except ValueError as error:
-        raise ValueError(f"pool {spec.name} ({spec.role}): {error}") from error
+        raise ValueError(spec.refusal(error)) from error
 
 
 def _check_routers(conf: SimulateConf) -> None:

@@ -1,5 +1,6 @@
 """The pools of a deployment: several kinds of replicas, each resolved to a device, an engine and sizes of its own."""
 
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -30,6 +31,17 @@ class PoolSpec:
     device: DeviceConf
     engine: EngineConf
     deployment: DeploymentConf
+
+    def refusal(self, error: ValueError) -> str:
+        """What is wrong with this pool; sizes are called by the keys that set them here."""
+        if not self.name:
+            return str(error)
+        return f"pool {self.name} ({self.role}): {self.own_keys(str(error))}"
+
+    def own_keys(self, text: str) -> str:
+        """`deployment.tensor_parallel` and other sizes as `deployment.pools.NAME.tensor_parallel`."""
+        sizes = "|".join(field.name for field in fields(PoolConf))
+        return re.sub(rf"\bdeployment\.({sizes})\b", rf"deployment.pools.{self.name}.\1", text) if self.name else text
 
 
 def pools_of(deployment: DeploymentConf, device: DeviceConf, engine: EngineConf) -> list[PoolSpec]:

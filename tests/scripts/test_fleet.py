@@ -65,6 +65,11 @@ def test_unequal_blocks_cannot_be_read(headway, tmp_path):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
+        ("deployment.pools.decode.tensor_parallel=3", "change deployment.pools.decode.tensor_parallel (up to 16"),
+        (
+            "deployment.pools.decode.engine.block_size=64",
+            "wants the name of an engine, got {'block_size': 64}; settings that differ go to deployment.pools.",
+        ),
         ("deployment.pools.decode.replica=2", "unknown key deployment.pools.decode.replica: did you mean replicas?"),
         ("deployment.pools.decode.replicas=many", "deployment.pools.decode.replicas wants a whole number, got 'many'"),
         ("deployment.pools.decode=4", "deployment.pools.decode wants a mapping of keys, got 4."),
