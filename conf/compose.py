@@ -12,6 +12,7 @@ from conf.mistakes import did_you_mean, misfit, nearest, sentence, unknown_key
 from conf.schema import GROUPS, SimulateConf, register
 from predictors.choice import check_predictor
 from sim.deployment.conf import PoolConf
+from sim.deployment.engine import EngineConf
 from sim.documents import read_mapping, user_path
 from sim.workload.used import check_read
 
@@ -188,6 +189,12 @@ def pool_of(name: str, given: Any) -> PoolConf:
     except OmegaConfBaseException as error:
         raise ValueError(f"{POOLS}{name}.{misfit(str(error), '')}") from None
     assert isinstance(made, PoolConf)
+    known_settings = {field.name for field in dataclasses.fields(EngineConf)}
+    settings = {key: value for key, value in made.settings.items() if key in known_settings}
+    try:
+        OmegaConf.merge(OmegaConf.structured(EngineConf), settings)
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{POOLS}{name}.settings.{misfit(str(error), '')}") from None
     return made
 
 

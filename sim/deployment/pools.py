@@ -55,6 +55,8 @@ def pools_of(deployment: DeploymentConf, device: DeviceConf, engine: EngineConf)
         return [PoolSpec("", "both", device, engine, deployment)]
     found = []
     for name, pool in deployment.pools.items():
+        if not re.fullmatch(r"\w[\w.-]*", str(name)):
+            raise ValueError(f"deployment.pools: a pool's name is letters, digits, _, . and -, got {name!r:.60}.")
         where = f"deployment.pools.{name}"
         if pool.role not in ROLES:
             raise ValueError(
@@ -82,8 +84,8 @@ def _check_whole(deployment: DeploymentConf) -> None:
         value = getattr(transfer, key)
         if value is not None and not 0 <= value <= MOST_S:
             raise ValueError(f"deployment.transfer.{key} must be between 0 and {MOST_S:g} seconds, got {value:g}.")
-    if transfer.efficiency is not None and not 0 < transfer.efficiency <= 1:
-        raise ValueError(f"deployment.transfer.efficiency must be above 0 and at most 1, got {transfer.efficiency:g}.")
+    if transfer.efficiency is not None and not 1e-4 <= transfer.efficiency <= 1:
+        raise ValueError(f"deployment.transfer.efficiency must be between 1e-4 and 1, got {transfer.efficiency:g}.")
     if not 1 <= transfer.oversubscription <= 1000:
         raise ValueError(
             f"deployment.transfer.oversubscription must be between 1 and 1000, got {transfer.oversubscription:g}."

@@ -23,7 +23,7 @@ from sim.deployment.defaults import default_limits, limit_tier, static_fraction
 from sim.deployment.domains import Domains, check_domains, domains_of
 from sim.deployment.engine import EngineConf, EngineProfile, EngineSettings, LimitTier
 from sim.deployment.graphs import capture_sizes, prefill_sizes
-from sim.deployment.rules import CacheRules, ConnectorRules, ParallelRules, SchedulingRules, SglangRules
+from sim.deployment.rules import CacheRules, ConnectorRules, LogRules, ParallelRules, SchedulingRules, SglangRules
 from sim.hardware.spec import DeviceConf
 from sim.model.attention import MLA
 from sim.model.quantisation import KV_DTYPE_NAMES
@@ -78,6 +78,7 @@ def _read(stem: str) -> EngineConf:
     profile = fields.pop("profile")
     profile["limits"] = [LimitTier(**tier) for tier in profile.get("limits", [])]
     profile["scheduling"] = SchedulingRules(**profile.get("scheduling", {}))
+    profile["log"] = LogRules(**profile.get("log", {}))
     profile["connector"] = ConnectorRules(**profile.get("connector", {}))
     profile["cache"] = CacheRules(**profile.get("cache", {}))
     profile["sglang"] = SglangRules(**profile.get("sglang", {}))

@@ -252,6 +252,7 @@ class HandOver:
     def links(self) -> LinkTable:
         """The links that were used."""
         network, topology = self._network, self._topology
+        network.grow(topology.bytes_per_s)  # also those that nothing was sent over
         return LinkTable(
             list(topology.names),
             np.array(topology.bytes_per_s),

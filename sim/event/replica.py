@@ -221,8 +221,9 @@ class Replica:
                     self.scheduler.add(request)
                     self._client.queued(request, now_ns)
                 self._inbox.clear()
-            elif self.empty_turns and self.port is not None and self.port.busy and not queue.in_flight:
+            elif self.empty_turns and self._only_hears():
                 self.blocked = True
+                self._waits = bool(queue.in_flight)  # empty batches, whose output whoever wakes it processes
                 return None
             batch = queue.issue()
             busy = batch is not None and batch.tokens > 0
@@ -262,6 +263,10 @@ class Replica:
                     "tokens; it must return False once somebody ends."
                 )
         return next_ns
+
+    def _only_hears(self) -> bool:
+        """Whether nothing can happen before news of a transfer."""
+        return self.port is not None and self.port.busy and not any(batch.tokens for batch in self.queue.in_flight)
 
     def _report(self, batch: Batch, now_ns: int) -> None:
         """Who changed place in a batch, before it runs."""

@@ -16,10 +16,10 @@ def read_options[T](schema: type[T], given: Mapping[str, Any], scheduler: str = 
 
 
 def fill_options[T](schema: type[T], given: Mapping[str, Any], whose: str, where: str) -> T:
-    """An instance of the dataclass `schema` with the values `given`; its fields have defaults and plain types.
+    """An instance of the dataclass `schema` with the values `given`; its fields have plain types.
 
-    **Raises:** `ValueError`, naming the key below `where`, for a key it does not have, a value of another type, or what
-    its `__post_init__` refuses.
+    **Raises:** `ValueError`, naming the key below `where`, for a key it does not have, one that is missing, a value of
+    another type, or what its `__post_init__` refuses.
     """
     types = typing.get_type_hints(schema)
     known = [field.name for field in dataclasses.fields(schema)]  # type: ignore[arg-type]
@@ -34,6 +34,10 @@ def fill_options[T](schema: type[T], given: Mapping[str, Any], whose: str, where
             fits = True
         if wanted in WORDS and not fits:
             raise ValueError(f"{where}.{key} wants {WORDS[wanted]}, got {value!r}.")
+    for field in dataclasses.fields(schema):  # type: ignore[arg-type]
+        without = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if without and field.name not in given:
+            raise ValueError(f"{where}.{field.name} must be given: {whose} has no default for it.")
     try:
         return schema(**given)
     except ValueError as error:

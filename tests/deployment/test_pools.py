@@ -66,7 +66,7 @@ def test_each_pool_has_its_own_device_engine_and_settings():
         (pd(transfer=TransferConf(placement="apart")), "deployment.transfer.placement must be one of packed, separate"),
         (
             pd(transfer=TransferConf(efficiency=2.0)),
-            "deployment.transfer.efficiency must be above 0 and at most 1, got 2",
+            "deployment.transfer.efficiency must be between 1e-4 and 1, got 2",
         ),
         (pd(transfer=TransferConf(latency_s=-1.0)), "deployment.transfer.latency_s must be between 0 and 100 seconds"),
         (pd(transfer=TransferConf(oversubscription=0.5)), "deployment.transfer.oversubscription must be between 1 and"),

@@ -74,6 +74,15 @@ def test_unequal_blocks_cannot_be_read(headway, tmp_path):
         ("deployment.pools.decode.replicas=many", "deployment.pools.decode.replicas wants a whole number, got 'many'"),
         ("deployment.pools.decode=4", "deployment.pools.decode wants a mapping of keys, got 4."),
         ("deployment.transfer.efficency=1", "unknown key deployment.transfer.efficency"),
+        (
+            "+deployment.pools.decode.settings.gpu_memory_utilization=abc",
+            "deployment.pools.decode.settings.gpu_memory_utilization wants a number, got 'abc'",
+        ),
+        (
+            "+deployment.pools.decode.settings.enable_prefix_caching=maybe",
+            "deployment.pools.decode.settings.enable_prefix_caching wants true or false, got 'maybe'",
+        ),
+        ("+deployment.pools={a+b:{}}", "a pool's name is letters"),
         ("deployment.decode_router=fastest", "deployment.decode_router: wanted one of"),
     ],
 )
@@ -120,6 +129,82 @@ def test_the_router_of_the_documentation(headway, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = headway("simulate", *SMALL, "deployment=replicas2", "deployment.router=./my_router.py", "--json")
     assert found.json()["completed"] == 12
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return 99", "must return a position from 0 to 1 (None, to turn it away, needs SHEDS = True), got 99"),
+        ("return -1", "got -1"),
+        ("return True", "got True"),
+        ("return None", "got None"),
+        ("return '0'", "got '0'"),
+        ("raise KeyError('who')", "raised KeyError at request 0: 'who'"),
+    ],
+)
+def test_a_users_router_that_errs(headway, tmp_path, body, words):
+    path = tmp_path / "mine.py"
+    path.write_text(f"def make(options, seed):\n    def pick(arrival, targets):\n        {body}\n    return pick\n")
+    found = simulate(headway, tmp_path, *SMALL, "deployment=replicas2", f"deployment.router={path}")
+    assert found.code == 2
+    message = found.json()["message"]
+    assert message.startswith(f"deployment.router={path}") and words in message
+
+
+def test_an_option_without_a_default(headway, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from dataclasses import dataclass\n\n@dataclass\nclass Options:\n    n: int\n\n"
+        "def make(options, seed):\n    return lambda arrival, targets: options.n\n"
+    )
+    words = (*SMALL, "deployment=replicas2", f"deployment.router={path}")
+    found = simulate(headway, tmp_path, *words)
+    assert found.code == 2 and "deployment.router_options.n must be given" in found.json()["message"]
+    assert simulate(headway, tmp_path, *words, "+deployment.router_options.n=1").code == 0
+
+
+def test_pools_of_unequal_engine_versions(headway, tmp_path):
+    found = simulate(headway, tmp_path, *PD, "deployment.pools.decode.engine=vllm-0.19.0").json()
+    assert (found["status"], found["completed"]) == ("ok", 12)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("deployment.pools.prefill.settings.max_model_len=256",),
+        ("deployment.router=slo_aware", "+deployment.router_options.ttft_s=1e-9"),
+    ],
+)
+def test_no_request_gets_through(headway, tmp_path, words):
+    found = simulate(headway, tmp_path, *PD, *words).json()
+    assert (found["status"], found["completed"], found["links"]) == ("ok", 0, None)
+
+
+@pytest.mark.parametrize("pool", ["decode", "prefill"])
+def test_a_transfer_of_many_seconds_is_waited_for(headway, tmp_path, pool):
+    """The loop of an instance that has nothing but a transfer to hear of does not count its empty turns.
+
+    Decode: the second prompt is short, so the instance has worked before it waits for the first one's 30 s.
+    Prefill: with two batches in flight, and blocks for one prompt only, the second waits until the first is read.
+    """
+    trace = tmp_path / "two.csv"
+    if pool == "decode":
+        trace.write_text("arrival_s,input_tokens,output_tokens\n0,16000,10\n1.5,100,10\n")
+        own = (
+            "engine=vllm-0.33.0",
+            "+deployment.pools.prefill.settings.max_model_len=20000",
+            "deployment.transfer.block_s=0.03",
+        )
+    else:
+        trace.write_text("arrival_s,input_tokens,output_tokens\n0,2000,5\n0,2000,5\n")
+        own = (
+            "engine=vllm-0.10.2",
+            "deployment.pools.prefill.pipeline_parallel=2",
+            "+deployment.pools.prefill.settings.num_gpu_blocks_override=200",
+            "+deployment.pools.prefill.settings.max_model_len=3000",
+        )
+    found = simulate(headway, tmp_path, "model=llama-3.2-1b", f"workload={trace}", "deployment=pd-1p1d", *own).json()
+    assert (found["status"], found["completed"]) == ("ok", 2), found
 
 
 def test_the_timeline_has_transfers_and_parts(headway, tmp_path):

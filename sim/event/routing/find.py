@@ -5,14 +5,16 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 import sim.event.routing
 from sim.documents import user_path
-from sim.event.routing.base import Router
+from sim.event.routing.base import Arrival, Router, Target
 from sim.scheduler.options import fill_options
 
 
@@ -46,7 +48,28 @@ def make_router(name: str, seed: int, options: Mapping[str, Any] | None = None, 
         raise ValueError(f"deployment.{key}={name}: its make raised {type(error).__name__}: {error}.") from error
     if not callable(made):
         raise ValueError(f"deployment.{key}={name}: make must return a function (arrival, targets), got {made!r:.60}.")
-    return made
+    return made if name in router_names() else _guarded(made, f"deployment.{key}={name}", sheds(name, key))
+
+
+def _guarded(router: Router, where: str, may_shed: bool) -> Router:
+    """A user's router, whose mistakes are told as its own."""
+
+    def pick(arrival: Arrival, targets: Sequence[Target]) -> int | None:
+        try:
+            place = router(arrival, targets)
+        except Exception as error:
+            raise ValueError(f"{where} raised {type(error).__name__} at request {arrival.index}: {error}.") from error
+        if place is None and may_shed:
+            return None
+        if not isinstance(place, int | np.integer) or isinstance(place, bool) or not 0 <= place < len(targets):
+            also = ", or None" if may_shed else " (None, to turn it away, needs SHEDS = True)"
+            raise ValueError(
+                f"{where} must return a position from 0 to {len(targets) - 1}{also}, got {place!r:.60} for request "
+                f"{arrival.index}."
+            )
+        return int(place)
+
+    return pick
 
 
 def sheds(name: str, key: str = "router") -> bool:
