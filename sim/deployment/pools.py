@@ -120,11 +120,6 @@ def _check_roles(pools: list[PoolSpec]) -> None:
                 f"deployment.pools.{pool.name} has the role {pool.role}, which is simulated with the scheduler of vllm "
                 f"only, got {pool.engine.scheduler}; choose another engine."
             )
-        if pool.role != "both" and (pool.deployment.pipeline_parallel > 1 and pool.engine.async_scheduling):
-            raise ValueError(
-                f"deployment.pools.{pool.name}: KV transfers with pipeline stages that are scheduled ahead are not "
-                "simulated; set engine.async_scheduling=false."
-            )
 
 
 def _engine(where: str, pool: PoolConf, engine: EngineConf) -> EngineConf:

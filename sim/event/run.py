@@ -153,10 +153,10 @@ def run_fleet(
     make = _request_maker(workload, replicas, [made.named for made in ranks for _ in made.replicas], content)
     if hand_over is not None:
         decode = make_router(routing.decode_router, seed, routing.decode_options, "decode_router")
-        pick = chooser(decode, _doors(pools, ranks, ("decode",)))
+        pick = _decode_chooser(pools, ranks, decode, workload)
         hand_over.connect(
             replicas,
-            lambda i: _placed(pick(_arrival(workload, content, i, agenda.now_ns))),
+            lambda i: pick(_arrival(workload, content, i, agenda.now_ns)),
             make,
             block_bytes=[pool.block_bytes for pool in pools for _ in range(pool.ranks)],
             pickup_ns=[to_ns(pool.settings.profile.api_pickup_s) for pool in pools for _ in range(pool.ranks)],
@@ -209,9 +209,33 @@ def _ranks_of(door: Door) -> list[Replica]:
     return list(group.ranks)
 
 
-def _doors(pools: Sequence[EnginePool], ranks: Sequence[PoolRanks], roles: Sequence[str]) -> list[Door]:
-    """The replicas of some roles."""
-    return [door for pool, made in zip(pools, ranks, strict=True) if pool.role in roles for door in made.doors]
+def _decoders(
+    pools: Sequence[EnginePool], ranks: Sequence[PoolRanks], prompt: int, outputs: int
+) -> tuple[int, tuple[int, ...]] | None:
+    """The decode pools that give a request the most tokens, and how many; None if none can serve it."""
+    served = {k: ranks[k].serves(prompt, outputs) for k, pool in enumerate(pools) if pool.role == "decode"}
+    most = max((tokens for tokens in served.values() if tokens is not None), default=None)
+    return None if most is None else (most, tuple(k for k, tokens in served.items() if tokens == most))
+
+
+def _decode_chooser(
+    pools: Sequence[EnginePool], ranks: Sequence[PoolRanks], router: Router, workload: Workload
+) -> Callable[[Arrival], int]:
+    """The decode rank for a request, among those that can serve it."""
+    choosers: dict[tuple[int, ...], Callable[[Arrival], int | None]] = {}
+
+    def choose(arrival: Arrival) -> int:
+        found = _decoders(pools, ranks, arrival.prompt_tokens, int(workload.output_tokens[arrival.index]))
+        assert found is not None, "turned away at the entry"
+        able = found[1]
+        if able not in choosers:
+            choosers[able] = chooser(router, [door for k in able for door in ranks[k].doors])
+        target = choosers[able](arrival)
+        if target is None:
+            raise ValueError("deployment.decode_router turned a request away whose prompt was prefilled; it must not.")
+        return target
+
+    return choose
 
 
 def _arrival(workload: Workload, content: Sequence[np.ndarray] | None, i: int, now_ns: int) -> Arrival:
@@ -219,12 +243,6 @@ def _arrival(workload: Workload, content: Sequence[np.ndarray] | None, i: int, n
     prompt = int(workload.prompt_tokens[i])
     priority = 0 if workload.priority is None else int(workload.priority[i])
     return Arrival(i, prompt, priority, now_ns, None if content is None else content[i][:prompt])
-
-
-def _placed(target: int | None) -> int:
-    if target is None:
-        raise ValueError("deployment.decode_router turned a request away whose prompt was prefilled; it must not.")
-    return target
 
 
 def _request_maker(
@@ -256,11 +274,10 @@ def _entry(
 ) -> Entry:
     """Where the client's requests go: to the pools that prefill, among them those that can serve a request.
 
-    A prefill instance has one token to emit; how many there will be is for the decode instances, all of which must be
+    A prefill instance has one token to emit; how many there will be is for the decode instances, of which one must be
     able to serve the request.
     """
     entering = [k for k, pool in enumerate(pools) if pool.role != "decode"]
-    decoding = [made.serves for pool, made in zip(pools, ranks, strict=True) if pool.role == "decode"]
     pool_of = [k for k, made in enumerate(ranks) for _ in made.replicas]
     choosers: dict[tuple[tuple[int, ...], int], Callable[[Arrival], int | None] | None] = {}
     numbered = {id(door): number for number, door in enumerate(door for made in ranks for door in made.doors)}
@@ -270,8 +287,8 @@ def _entry(
             return ranks[k].serves(prompt, outputs)
         if ranks[k].serves(prompt, 1) is None:
             return None
-        found = [each(prompt, outputs) for each in decoding]
-        return None if None in found else min(tokens for tokens in found if tokens is not None)
+        found = _decoders(pools, ranks, prompt, outputs)
+        return None if found is None else found[0]
 
     def choose(i: int, able: tuple[int, ...]) -> int | None:
         lifecycle = in_service[0]

@@ -24,10 +24,10 @@ WORDS = {
     "queue": "wait for the prefill",
     "prefill": "prefill",
     "hand_over": "hand-over",
-    "decode_queue": "wait for decode blocks",
+    "decode_queue": "wait at the decode instance",
     "set_up": "set-up of the transfer",
     "transfer": "KV transfer",
-    "first_step": "first decode step",
+    "first_step": "seat and first decode step",
 }
 
 

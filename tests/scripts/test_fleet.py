@@ -168,6 +168,14 @@ def test_pools_of_unequal_engine_versions(headway, tmp_path):
     assert (found["status"], found["completed"]) == ("ok", 12)
 
 
+def test_a_small_decode_pool_more_takes_nothing_away(headway, tmp_path):
+    """520 + 20 tokens are 34 blocks: the second pool serves none of them, and none of them goes there."""
+    more = ("+deployment.pools.d2.role=decode", "+deployment.pools.d2.settings.num_gpu_blocks_override=20")
+    found = simulate(headway, tmp_path, *PD, *more, "engine.max_model_len=1024").json()
+    assert (found["status"], found["completed"]) == ("ok", 12)
+    assert [(pool["name"], pool["requests"]) for pool in found["pools"]] == [("prefill", 12), ("decode", 12), ("d2", 0)]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -217,7 +225,7 @@ def test_the_timeline_has_transfers_and_parts(headway, tmp_path):
     assert all(ended[event["id"]] > event["ts"] for event in begun)
     assert {event["name"] for event in begun} == {"prefill to decode"}
     names = {event["name"] for event in events if event["ph"] == "X"}
-    assert {"KV transfer", "hand-over", "first decode step", "decode"} <= names
+    assert {"KV transfer", "hand-over", "seat and first decode step", "decode"} <= names
 
 
 ELASTIC = (*SMALL, "deployment=replicas2", "workload.rate=20")

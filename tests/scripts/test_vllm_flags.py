@@ -80,7 +80,7 @@ def test_a_flag_of_vllm_serve(flags):
 LEFT_OUT = {
     '--speculative-config \'{"method": "eagle"}\'': "speculative decoding is not modelled yet",
     "--speculative-config.method eagle": "speculative decoding is not modelled yet",
-    '--kv-transfer-config \'{"kv_connector": "x"}\'': "KV transfer between instances is not modelled yet",
+    '--kv-transfer-config \'{"kv_connector": "x"}\'': "makes prefill and decode instances of their own",
     "--cpu-offload-gb 4": "weights in host memory are not modelled yet",
     "--max-num-partial-prefills 2": "no such rule",
     "--host 0.0.0.0": "does not change",
