@@ -125,11 +125,14 @@ def _check_roles(pools: list[PoolSpec]) -> None:
 def _engine(where: str, pool: PoolConf, engine: EngineConf) -> EngineConf:
     """The pool's engine configuration: the run's or its own, with its settings."""
     if pool.engine:
-        if pool.engine not in engine_names():
-            known = engine_names()
-            raise ValueError(f"{where}.engine={pool.engine} is not a known engine{nearest(pool.engine, known)}.")
-        name, _, version = pool.engine.partition("-")
-        engine = load_engine(name, version)
+        known = engine_names()
+        found = re.fullmatch(r"([a-z]+)-(\d+(?:\.\d+)+)", pool.engine)
+        if found is None or found[1] not in {each.partition("-")[0] for each in known}:
+            raise ValueError(
+                f"{where}.engine={pool.engine} is not a known engine{nearest(pool.engine, known)}: wanted NAME-VERSION "
+                "as `headway simulate --help` lists them; a version without a profile has the nearest earlier one."
+            )
+        engine = load_engine(found[1], found[2])
     known_keys = {field.name: field for field in fields(EngineConf) if field.name not in ("profile", "name", "version")}
     changes: dict[str, Any] = {}
     for key, value in pool.settings.items():

@@ -164,7 +164,7 @@ def test_an_option_without_a_default(headway, tmp_path):
 
 
 def test_pools_of_unequal_engine_versions(headway, tmp_path):
-    found = simulate(headway, tmp_path, *PD, "deployment.pools.decode.engine=vllm-0.19.0").json()
+    found = simulate(headway, tmp_path, *PD, "deployment.pools.decode.engine=vllm-0.20.1").json()
     assert (found["status"], found["completed"]) == ("ok", 12)
 
 
