@@ -11,7 +11,7 @@ class PoolConf:
     - `role`: `both` (prefill and decode), `prefill` or `decode`.
     - `replicas`, `tensor_parallel`, `pipeline_parallel`, `data_parallel`, `expert_parallel`, `all_to_all`: as in
       `DeploymentConf`.
-    - `hardware`, `engine`: the pool's own device (a name or a file) and engine (`vllm-0.19.0`); empty: those of the run.
+    - `hardware`, `engine`: the pool's own device (name or file) and engine (`vllm-0.19.0`); empty: those of the run.
     - `settings`: engine settings that differ, by key (`max_num_seqs: 64`).
     """
 
