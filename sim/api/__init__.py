@@ -14,7 +14,7 @@ from conf.schema import SimulateConf
 from sim.api.elastic import elastic_of, is_elastic
 from sim.api.fleet import Fleet, build_fleet, run_fleet_of
 from sim.api.job import Infeasible as Infeasible, Job as Job, build as build
-from sim.api.outcome import assemble
+from sim.api.outcome import assemble, timing
 from sim.cost.table import PriceTable
 from sim.event.run import run_exact
 from sim.report.result import SimulationResult
@@ -63,14 +63,7 @@ def run(job: Job | Fleet, on_progress: Callable[[int], None] | None = None) -> S
         raise failure(scheduler, error) from error
     simulated = time.perf_counter()
     result = assemble(job, exact, exact.steps, exact.checks, "exact")
-    result.timing = {
-        "price_table_s": priced - started,
-        "simulate_s": simulated - priced,
-        "simulate_cpu_s": exact.cpu_s,
-        "components_s": time.perf_counter() - simulated,
-        "events": float(exact.events),
-        "steps_per_cpu_s": len(exact.steps) / exact.cpu_s if exact.cpu_s > 0 else 0.0,
-    }
+    result.timing = timing(exact, started, priced, simulated)
     return result
 
 

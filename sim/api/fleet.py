@@ -10,7 +10,7 @@ import numpy as np
 from conf.schema import SimulateConf
 from sim.api.elastic import elastic_of, elastic_rows
 from sim.api.job import Infeasible, Job, bounds_ms, build
-from sim.api.outcome import assemble
+from sim.api.outcome import assemble, timing
 from sim.cost.lockstep import LockstepPrices
 from sim.cost.stages import StagePrices
 from sim.cost.table import PriceTable
@@ -76,7 +76,7 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     """
     specs = pools_of(conf.deployment, conf.hardware, conf.engine)
     _check_routers(conf)
-    elastic_of(conf.deployment, _sizes(specs), conf.seed)
+    elastic_of(conf.deployment, {spec.name: (spec.role, spec.deployment.replicas) for spec in specs}, conf.seed)
     workload = workload if workload is not None else build_workload(conf.workload, conf.seed)
     pools = tuple(_compile(spec, conf, workload) for spec in specs)
     topology = None
@@ -90,11 +90,6 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
         )
         _check_paths(topology, pools)
     return Fleet(conf, workload, pools, topology)
-
-
-def _sizes(specs: Sequence[PoolSpec]) -> dict[str, tuple[str, int]]:
-    """Role and replicas of each pool."""
-    return {spec.name: (spec.role, spec.deployment.replicas) for spec in specs}
 
 
 def _compile(spec: PoolSpec, conf: SimulateConf, workload: Workload) -> PoolJob:
@@ -207,7 +202,9 @@ def run_fleet_of(fleet: Fleet, on_progress: Callable[[int], None] | None = None)
             topology=fleet.topology,
             costs=costs,
             elastic=elastic_of(
-                deployment, _sizes(pools_of(deployment, fleet.conf.hardware, fleet.conf.engine)), fleet.conf.seed
+                deployment,
+                {pool.name: (pool.role, pool.job.conf.deployment.replicas) for pool in fleet.pools},
+                fleet.conf.seed,
             ),
             seed=fleet.conf.seed,
             on_progress=on_progress,
@@ -216,14 +213,7 @@ def run_fleet_of(fleet: Fleet, on_progress: Callable[[int], None] | None = None)
         raise failure(fleet.pools[0].job.conf.engine.scheduler, error) from error
     simulated = time.perf_counter()
     result = _whole(fleet, exact, _pool_results(fleet, exact))
-    result.timing = {
-        "price_table_s": priced - started,
-        "simulate_s": simulated - priced,
-        "simulate_cpu_s": exact.cpu_s,
-        "components_s": time.perf_counter() - simulated,
-        "events": float(exact.events),
-        "steps_per_cpu_s": len(exact.steps) / exact.cpu_s if exact.cpu_s > 0 else 0.0,
-    }
+    result.timing = timing(exact, started, priced, simulated)
     return result
 
 
