@@ -42,6 +42,7 @@ serving=FILE: measured serving points, one simulated closed loop each
   KEY=VALUE            as above
 kv=FILE[,FILE]: measured KV-cache sizes
   results=DIR          where the csv and the page go (results/kv_DATE_TIME)
+collectives=FILE: runs of ASTRA-sim's analytical network (csv of collectives, json of graphs) against its rules here
 operators: held-out errors of the operator predictors
   device=NAME[,NAME]   of `headway hardware` (all)
   family=NAME[,NAME]   gemm, decode, mixed, moe, recurrent, elementwise (all)
@@ -133,8 +134,8 @@ COMMANDS = {
         Command(
             "validate",
             "scripts.validate",
-            "run=DIR | serving=FILE | kv=FILE | operators  [KEY=VALUE ...]",
-            "predictions against measurements: runs, serving points, KV caches, operators",
+            "run=DIR | serving=FILE | kv=FILE | collectives=FILE | operators  [KEY=VALUE ...]",
+            "predictions against measurements: runs, serving points, KV, collectives, operators",
             "headway validate run=bench/Llama-3.1-8B",
             (CONFIG_DIR,),
             (),

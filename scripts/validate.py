@@ -12,6 +12,7 @@ KINDS = {
     "serving": "scripts.validate_serving",
     "kv": "scripts.validate_kv",
     "operators": "scripts.validate_operators",
+    "collectives": "scripts.validate_collectives",
 }
 """What is validated, by the word that says so (`run=DIR`, `operators`), and the module with `run(arguments)`."""
 
@@ -21,6 +22,7 @@ def run(arguments: Arguments) -> Answer:
     named = [kind for kind in KINDS if kind in {key_of(word) for word in arguments.words}]
     if len(named) != 1:
         got = f", got {' and '.join(named)}" if named else ""
-        raise ValueError(f"headway validate wants one of run=DIR, serving=FILE, kv=FILE or operators{got}.")
+        wanted = "run=DIR, serving=FILE, kv=FILE, collectives=FILE or operators"
+        raise ValueError(f"headway validate wants one of {wanted}{got}.")
     found: Answer = importlib.import_module(KINDS[named[0]]).run(arguments)
     return found
