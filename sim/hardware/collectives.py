@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from sim.hardware.collective_points import log_ratios, measured
+from sim.hardware.collective_points import Measured, log_ratios, measured
 from sim.hardware.collective_table import ANY_GROUP, SHARPNESS, CollectiveRow, Triple, shipped_rows, triple
+from sim.hardware.collectives_ruled import RULED, SIZES, ruled
 from sim.hardware.node import Node, usable_bytes_per_s
 from sim.hardware.spec import DeviceConf, LinkConf
 
@@ -27,6 +28,8 @@ UNMEASURED = 0.25
 """Error claimed of the formula over a link: on six measured families it is off by 4-43 %, in the mean by 22 %."""
 CARRIED_OVER = 0.12
 """Least error claimed of a family on another device: as much as the form is off for a group size it has not seen."""
+STRAIGHT = 1e-9
+"""Log ratio below which a rule's times are a straight line."""
 ORIGIN = "aiconfigurator-core 0.12.0 tables"
 
 
@@ -69,7 +72,8 @@ def collective_constants(device: DeviceConf, op: str, group: int, library: str =
     operations are NCCL's. Preference: measured for this group; a like family at this group; the same library's fit
     over all groups; another library at this group; the group's all-reduce with a lower latency; a formula
     from the link's latency and rate. Across nodes NCCL's constants are taken, network hops are added, and the
-    bandwidth is capped by the nodes' NICs (all NICs of a node serve a ring; an all-to-all has one per rank).
+    bandwidth is capped by the nodes' NICs (all NICs of a node serve a ring; an all-to-all has one per rank). A device
+    with `collectives=astra-sim` has none of this, but ASTRA-sim's rules over its links.
 
     **Arguments:**
 
@@ -91,6 +95,8 @@ def collective_constants(device: DeviceConf, op: str, group: int, library: str =
         return CollectiveConstants((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), 0.0, nothing, False, rel_error=0.0)
     node = Node(device)
     node.check_link(group, "the size of the group")
+    if device.collectives == RULED:
+        return _by_rule(device, op, group)
     nodes = node.nodes_for(group)
     if nodes == 1:
         return _inside(device, op, group, node.link_for(group), library)
@@ -198,9 +204,20 @@ def _across(device: DeviceConf, op: str, group: int, node: Node, nodes: int) -> 
     return CollectiveConstants(a_s, bandwidths, factor, source, True)
 
 
+def _by_rule(device: DeviceConf, op: str, group: int) -> CollectiveConstants:
+    """One protocol, made to pass through the rule's times where several dimensions bend them."""
+    found, factor = ruled(device, op, group), algorithm_factor(op, group)
+    a_s, bytes_per_s = (found.a_s, 0.0, 0.0), (factor / found.s_per_byte, 0.0, 0.0)
+    points = Measured(SIZES, found.time_s, "", UNMEASURED)
+    log_sent, log_ratio = log_ratios(points, factor, a_s[:1], bytes_per_s[:1])
+    if max(map(abs, log_ratio)) < STRAIGHT:
+        log_sent = log_ratio = ()
+    return CollectiveConstants(a_s, bytes_per_s, factor, found.source, True, log_sent, log_ratio)
+
+
 def family_names() -> tuple[str, ...]:
-    """The measured families that a device's `collectives` may name."""
-    return tuple(_links()["families"])
+    """What a device's `collectives` may name: the measured families, and the rules."""
+    return (*_links()["families"], RULED)
 
 
 def _family(device: DeviceConf, link: LinkConf) -> dict[str, Any] | None:

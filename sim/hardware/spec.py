@@ -72,7 +72,8 @@ class DeviceConf:
       graph; `host_step_s`: host time per step beyond what the engine profile counts.
     - `devices_per_node`: devices behind one host. `scale_up`, `pcie`, `nic`: links between devices of a
       domain, to the host, and between nodes.
-    - `collectives`: family of measured collective constants (`sim/hardware/collectives.csv`), "" for none.
+    - `collectives`: family of measured collective constants (`sim/hardware/collectives.csv`), `astra-sim` for rules in
+      their place (`sim/hardware/collectives_ruled.py`), "" for neither.
     - `usd_per_hour`: price of one device for an hour, 0 where none is known.
     """
 
