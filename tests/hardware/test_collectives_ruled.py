@@ -1,4 +1,4 @@
-"""Collectives of a device by ASTRA-sim's rules: links as dimensions, and constants that give the closed form's times."""
+"""Collectives of a device by ASTRA-sim's rules: links as dimensions; constants give the closed form's times."""
 
 import math
 from dataclasses import replace
