@@ -73,6 +73,11 @@ def run(arguments: Arguments, path_given: str) -> Answer:
     from sim import api
 
     job = api.build(conf, observed.workload)
+    if path.is_dir():
+        from calibration.from_run.folder import picked_up
+
+        profile = job.plan.engine.profile
+        observed = picked_up(observed, profile.api_pickup_s + profile.api_door_s)
     server, line = described(job.plan, told, said)
     remarks = [line, *model_notes(observed.model_id, observed.name, job.plan), *remarks]
 

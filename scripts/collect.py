@@ -7,7 +7,7 @@ from scripts.arguments import Arguments
 def run(arguments: Arguments) -> Answer:
     """Collect and write table.csv and sweep.html beside the runs."""
     from sim.documents import user_path
-    from sim.report.collect import collect, collect_csv, collect_text, taught_note
+    from sim.report.collect import collect, collect_csv, collect_text, table_notes
     from sim.report.page.sweep import runs_with_page, sweep_page
 
     if len(arguments.words) != 1:
@@ -19,5 +19,5 @@ def run(arguments: Arguments) -> Answer:
     page = folder / "sweep.html"
     page.write_text(sweep_page(rows, folder.resolve().name, runs_with_page(rows, folder)), encoding="utf-8")
     fields = {"status": "ok", "runs": rows, "table": str(path), "page": str(page)}
-    fields["notes"] = list(filter(None, [taught_note(rows)]))
+    fields["notes"] = table_notes(rows)
     return Answer(fields, f"{collect_text(rows)}\n\ntable: {path}\npage: {page}")

@@ -27,7 +27,7 @@ ANNOUNCE = False
 
 def sweep(asked: Request, show_progress: bool) -> Answer:
     """Run all jobs and collect them. Exit code 2 only if none of them ended well."""
-    from sim.report.collect import collect, collect_csv, collect_text, taught_note
+    from sim.report.collect import collect, collect_csv, collect_text, table_notes
     from sim.report.page.sweep import runs_with_page, sweep_page
     from sim.report.results import check_writable
 
@@ -50,7 +50,7 @@ def sweep(asked: Request, show_progress: bool) -> Answer:
         "runs": rows,
         "results": str(folder),
     }
-    fields["notes"] = [*asked.notes, *filter(None, [taught_note(rows)])]
+    fields["notes"] = [*asked.notes, *table_notes(rows)]
     if not ended:
         fields["message"] = f"none of the {len(jobs)} jobs could run: {rows[0]['reason']}"
     engines = Counter(row["simulated_by"] for row in rows if row["status"] == "ok")

@@ -36,6 +36,7 @@ def run(arguments: Arguments) -> Answer:
     if unused:
         raise ValueError(f"{unused[0]} does nothing here: the recorded requests are replayed; leave it out.")
     from sim.report.compare import compare, comparison_json, comparison_text
+    from sim.report.cut import cut_note
     from sim.report.measured import read_recorded
     from sim.report.result import REJECTED
 
@@ -58,7 +59,8 @@ def run(arguments: Arguments) -> Answer:
         lambda columns: price_steps(job.cost, job.plan.arrays, columns)["total_s"],
         lockstep=job.plan.domains.lockstep,
     )
-    found = dataclasses.replace(found, notes=[*found.notes, *remarks])
+    cut = " ".join(cut_note(result))
+    found = dataclasses.replace(found, notes=[*found.notes, *remarks, *([cut] if cut else [])])
     not_modelled = [f"not modelled: {sentence}" for sentence in result.not_modelled]
     head = f"{result.model} on {result.gpus} x {result.device}, {result.engine_label}, {len(workload)} requests"
     fields = {"status": "ok", "run": str(folder), "overrides": [*kept, *own], **comparison_json(found)}

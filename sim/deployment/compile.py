@@ -157,6 +157,8 @@ def _assumptions(
         yield "host time per step", f"{1e3 * settings.profile.host_step_s:.1f} ms{hidden}", why
     for key in LIMITS:
         yield key, f"{getattr(settings, key):g}", settings.origin.get(key, "engine configuration")
+    if "over_length" in settings.profile.sources:
+        yield "output that would pass max_model_len", "ends there", settings.profile.sources["over_length"]
     for note in settings.notes:
         yield "engine", note, "engine profile"
     for note in model.notes:

@@ -15,6 +15,7 @@ from sim.report.results import SUMMARY
 COLUMNS = (
     "completed",
     "failed",
+    "cut_requests",
     "gpus",
     "request_throughput",
     "request_goodput",
@@ -219,9 +220,26 @@ def collect_text(rows: Sequence[dict[str, Any]]) -> str:
         runs = [f"  {row['run']}  {setting_of(row, keys)}" for row in group.rows]
         said = f"{group.status}: {group.reason}"
         lines += [f"{runs[0]}  {said}"] if len(runs) == 1 else [*runs, f"    each {said}"]
-    note = taught_note(rows)
-    lines += ["", f"note: {note}"] if note else []
+    for note in table_notes(rows):
+        lines += ["", f"note: {note}"]
     return "\n".join(lines)
+
+
+def table_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What a reader should know before comparing the runs."""
+    return [note for note in (taught_note(rows), cut_runs_note(rows)) if note]
+
+
+def cut_runs_note(rows: Sequence[dict[str, Any]]) -> str:
+    """Which of the runs cut outputs short; empty where none does."""
+    cut = [row["run"] for row in rows if row["status"] == "ok" and row.get("cut_requests")]
+    if not cut:
+        return ""
+    named = ", ".join(cut[:NAMED]) + (f" and {len(cut) - NAMED} more" if len(cut) > NAMED else "")
+    return (
+        f"outputs end at engine.max_model_len in {len(cut)} of {len(rows)} runs ({named}; column cut_requests), which "
+        "therefore serve fewer tokens than the workload asks for"
+    )
 
 
 def taught_note(rows: Sequence[dict[str, Any]]) -> str:

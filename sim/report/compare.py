@@ -1,11 +1,11 @@
 """Measured against predicted: the error of every metric that matters, by statistic."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from sim.report.measured import LONGEST_S, Recorded
+from sim.report.measured import LONGEST_S, Recorded, joined
 from sim.report.metrics import latencies
 from sim.report.percentile import Distribution, distribution
 from sim.report.plain import plain
@@ -54,8 +54,12 @@ class Comparison:
 
 
 def compare(recorded: Recorded, predicted: SimulationResult, warmup_requests: int = WARMUP_REQUESTS) -> Comparison:
-    """Errors of latency, throughput and the 1 Hz series of `predicted` against a recorded run of the same workload."""
+    """Errors of latency, throughput and the 1 Hz series of `predicted` against a recorded run of the same workload.
+
+    Both count from arrivals joined to the engine's clock by the same rule (`sim.report.measured.joined`).
+    """
     rows: list[ErrorRow] = []
+    predicted = replace(predicted, requests=joined(predicted.requests))
     ours, theirs = _samples(predicted.requests, warmup_requests), _samples(recorded.requests, warmup_requests)
     for name, sample in theirs.items():
         measured, found = (distribution(values, percentiles=(90.0, 99.0)) for values in (sample, ours[name]))
@@ -64,7 +68,8 @@ def compare(recorded: Recorded, predicted: SimulationResult, warmup_requests: in
     rows += [_row(name, "mean", unit, truth[name], guess[name]) for name, unit in THROUGHPUTS.items()]
     rows += _series_rows(recorded, predicted)
     notes = [
-        "ttft counts from arrival, ttft_queued from when the engine took the request up; "
+        "ttft counts from arrival, on both sides such that the quickest pick-up by the engine took no time; "
+        "ttft_queued from when the engine took the request up; "
         f"ttft_not_queued is of requests scheduled at once ({len(theirs['ttft_not_queued'])} measured, "
         f"{len(ours['ttft_not_queued'])} predicted), the first {warmup_requests} dropped."
     ]

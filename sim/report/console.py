@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sim.report.bottleneck import Verdict
+from sim.report.cut import cut_note
 from sim.report.fleet import WORDS, link_rows, pool_shares, ttft_parts
 from sim.report.metrics import Metrics
 from sim.report.priority import by_priority
@@ -252,7 +253,7 @@ def console(
     assumptions: bool = False,
 ) -> str:
     """The text printed at the end of a run. `percentiles` must be among those measured, else `ValueError`."""
-    lines = [*claim_warning(result), *benchmark_block(result, metrics, percentiles)]
+    lines = [*cut_note(result), *claim_warning(result), *benchmark_block(result, metrics, percentiles)]
     lines += insight_block(result, metrics, found)
     if assumptions:
         lines += assumption_block(result)

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from sim.workload.trace import MOST_TOKENS
 
 @dataclass(frozen=True)
 class Recorded:
-    """Requests of a recorded run in arrival order, times in ns from the first arrival.
+    """Requests of a recorded run in arrival order, times in ns from the first arrival, their clocks joined.
 
     `series`: `t_s`, `running`, `waiting`, `gen_throughput` (tokens/s) as the recorder sampled them, or None; `meta`
     is its meta.json.
@@ -39,9 +39,8 @@ def read_recorded(folder: str | Path) -> Recorded:
     """Read `requests.jsonl`, and `timeseries.csv` and `meta.json` where present, from a folder or its `vllm` subfolder.
 
     Each line has the token counts, `arrival_time` (client, Unix seconds) and the engine's `queued_ts`,
-    `scheduled_ts`, `first_token_ts`, `last_token_ts` (monotonic seconds). The two clocks are joined by taking the
-    request that was taken up soonest after its arrival to have been taken up at once. Raises `ValueError` for a
-    missing file, a broken line or a missing or impossible time.
+    `scheduled_ts`, `first_token_ts`, `last_token_ts` (monotonic seconds), which `joined` brings onto one clock. Raises
+    `ValueError` for a missing file, a broken line or a missing or impossible time.
     """
     folder = Path(folder)
     if not (folder / "requests.jsonl").is_file() and (folder / "vllm" / "requests.jsonl").is_file():
@@ -67,7 +66,7 @@ def read_recorded(folder: str | Path) -> Recorded:
         raise ValueError(
             f"{path} wants input_toks and output_toks as whole numbers from 1 to {MOST_TOKENS:,} for every request"
         )
-    arrival = arrival + (queued - arrival).min()
+    arrival = arrival + (queued - arrival).min()  # near the engine's clock, before both become ns
     if last.max() - arrival.min() > LONGEST_S:
         raise ValueError(
             f"{path} wants all times within {LONGEST_S:g} s of the first, got {last.max() - arrival.min():.3g} s"
@@ -91,9 +90,24 @@ def read_recorded(folder: str | Path) -> Recorded:
         replica=np.zeros(count, np.int64),
         status=np.full(count, FINISHED),
     )
+    requests = joined(requests)
     meta_path = folder / "meta.json"
     meta = read_mapping(meta_path) if meta_path.is_file() else {}
     return Recorded(requests, _series(folder / "timeseries.csv"), meta)
+
+
+def joined(requests: RequestTable) -> RequestTable:
+    """Arrivals moved, all by the same, so that the request taken up soonest after its arrival was taken up at once.
+
+    A recording has arrivals by the client's clock and all else by the engine's, and says nothing of how far apart
+    they are: no part of a latency that every request has between client and engine can be read from it. A simulated run
+    knows that part; joined likewise, it tells what the recording tells, and the two can be compared.
+    """
+    arrival, queued = np.asarray(requests.arrival_ns), np.asarray(requests.queued_ns)
+    taken = queued >= 0
+    if not taken.any():
+        return requests
+    return replace(requests, arrival_ns=arrival + (queued - arrival)[taken].min())
 
 
 def _record(text: str, where: str) -> list[float]:

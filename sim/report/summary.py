@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from sim.report.bottleneck import Verdict
+from sim.report.cut import cut_outputs
 from sim.report.fleet import fleet_fields, fleet_verdict
 from sim.report.hit_rate import LookupTotals
 from sim.report.metrics import Metrics, measure
@@ -81,6 +82,7 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
     """The summary of a run as plain data, ready for strict JSON. `metrics` and `found` may be passed to save time."""
     metrics = metrics or measure(result)
     found = found or fleet_verdict(result, metrics)
+    cut = cut_outputs(result)
     fields: dict[str, Any] = {
         "schema": SCHEMA,
         "status": "ok",
@@ -109,6 +111,8 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "failed": metrics.failed,
         "failed_by_status": failed_by_status(result),
         "retried_requests": len(result.retries),
+        "cut_requests": cut.requests,
+        "cut_tokens": cut.tokens,
         "total_input": metrics.total_input,
         "total_output": metrics.total_output,
         "total_input_tokens": metrics.total_input,

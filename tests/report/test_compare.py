@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from sim.report.compare import compare, comparison_json, comparison_text
-from sim.report.measured import Recorded, read_recorded
+from sim.report.measured import Recorded, joined, read_recorded
 from sim.report.metrics import latencies
 
 
 def test_a_run_against_itself_has_no_error(result):
-    found = compare(Recorded(result.requests), result, warmup_requests=5)
+    found = compare(Recorded(joined(result.requests)), result, warmup_requests=5)
     for row in found.rows:
         if row.metric == "gen_throughput":
             # Recorded answers are spread evenly between first and last token, predicted ones are counted by step.
@@ -24,18 +24,34 @@ def test_a_run_against_itself_has_no_error(result):
 
 def test_errors_of_the_three_requests_by_hand(three):
     base = three()
-    # Each request arrives 100 ms earlier in the prediction: TTFT mean 850 / 3 -> 1150 / 3, E2EL 1550 / 3 -> 1850 / 3.
-    requests = dataclasses.replace(base.requests, arrival_ns=base.requests.arrival_ns - 100_000_000)
+    # Each token comes 100 ms later in the prediction: TTFT mean 850 / 3 -> 1150 / 3, E2EL 1550 / 3 -> 1850 / 3.
+    later = {name: getattr(base.requests, name) + 100_000_000 for name in ("first_token_ns", "finish_ns")}
+    requests = dataclasses.replace(base.requests, **later)
     found = compare(Recorded(base.requests), dataclasses.replace(base, requests=requests), warmup_requests=0)
     assert found.error("ttft") == pytest.approx(1150 / 850 - 1)
     assert found.error("e2el") == pytest.approx(1850 / 1550 - 1)
-    assert found.error("ttft_queued") == found.error("tpot") == 0
+    assert found.error("ttft_queued") == pytest.approx(1000 / 700 - 1)
+    assert found.error("tpot") == 0
     # Not queued: requests 0 and 1, TTFT mean 175 -> 275.
     assert found.error("ttft_not_queued") == pytest.approx(275 / 175 - 1)
     assert found.error("output_throughput") == pytest.approx(1 / 1.1 - 1)
     assert found.error("duration") == pytest.approx(0.1)
     with pytest.raises(ValueError, match="wanted a row ttft/p42"):
         found.error("ttft", "p42")
+
+
+def test_what_every_request_spends_before_the_engine_is_no_error(three):
+    # The same run with a client 5 ms further from the engine: a recording could not tell the two apart.
+    base = three()
+    requests = dataclasses.replace(base.requests, arrival_ns=base.requests.arrival_ns - 5_000_000)
+    found = compare(Recorded(base.requests), dataclasses.replace(base, requests=requests), warmup_requests=0)
+    assert {row.error for row in found.rows if row.statistic != "nmae"} <= {0.0, None}
+    # Of one request alone it could: its TTFT is 5 ms longer, the mean of three 5/3 ms.
+    one = np.array(base.requests.arrival_ns)
+    one[1] -= 5_000_000
+    requests = dataclasses.replace(base.requests, arrival_ns=one)
+    found = compare(Recorded(base.requests), dataclasses.replace(base, requests=requests), warmup_requests=0)
+    assert found.error("ttft") == pytest.approx(855 / 850 - 1)
 
 
 def test_the_warmup_is_dropped_only_from_not_queued(three):

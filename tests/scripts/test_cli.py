@@ -316,3 +316,15 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_mistakes_end_with_a_full_stop_and_name_the_program_once(said, printed):
     found = failure(ValueError(said))
     assert (found.text, found.fields["message"]) == (printed, printed)
+
+
+@pytest.mark.parametrize("extra", [[], ["-m", "seed=0,1"]])
+def test_outputs_that_are_cut_are_said(headway, tmp_path, extra):
+    words = ["model=llama-3.2-1b", "hardware=h100-sxm", "workload=fixed-1024-128", "workload.num_requests=3"]
+    words += ["engine.max_model_len=1100", f"results={tmp_path / 'run'}", *extra]
+    found = headway("simulate", *words)
+    assert found.code == 0
+    assert re.search(r"outputs end\s+at\s+engine.max_model_len", found.out), found.out
+    fields = json.loads((next((tmp_path / "run").rglob("summary.json"))).read_text())
+    assert (fields["cut_requests"], fields["cut_tokens"]) == (3, 3 * (1024 + 128 - 1100))
+    assert any("answers 400" in row["source"] for row in fields["assumptions"])

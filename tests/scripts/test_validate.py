@@ -5,6 +5,7 @@ import json
 import re
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from scripts.validate_run import dataset_of, device_named_in, recorded_settings
@@ -188,3 +189,30 @@ def test_a_run_of_which_nothing_would_be_served(headway, recorded):
     assert (found.code, found.json()["status"]) == (2, "error")
     assert any("3 of 3 predicted requests were rejected" in note for note in found.json()["notes"])
     assert "3 of 3 predicted requests were rejected" in headway("validate", f"run={recorded}").out
+
+
+def test_a_run_that_was_simulated_here_validates_without_error(headway, recorded, tmp_path):
+    """Its requests, written as a recorder would, the engine's times on another clock than the client's arrivals."""
+    keys = ["model=llama-3.1-8b", "hardware=rtx-pro-6000", "engine=vllm-0.19.0", "predictor=analytic"]
+    workload = ["workload.num_requests=20", "workload.rate=20", "workload.output_tokens=8"]
+    headway("simulate", *keys, "workload=fixed-1024-128", *workload, f"results={tmp_path / 'own'}", "--json")
+    rows = pq.read_table(tmp_path / "own" / "requests.parquet").to_pylist()
+    assert min(row["queued_ns"] - row["arrival_ns"] for row in rows) > 0
+    (recorded / "meta.json").unlink()
+    names = {"queued_ts": "queued_ns", "scheduled_ts": "scheduled_ns", "first_token_ts": "first_token_ns"}
+    names |= {"last_token_ts": "finish_ns"}
+    (recorded / "requests.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {"input_toks": row["prompt_tokens"], "output_toks": row["output_tokens"]}
+                | {"arrival_time": 1000 + 1e-9 * row["arrival_ns"]}
+                | {name: 77 + 1e-9 * row[column] for name, column in names.items()}
+            )
+            + "\n"
+            for row in rows
+        )
+    )
+    found = headway("validate", f"run={recorded}", *keys, "--json").json()
+    errors = {(row["metric"], row["statistic"]): row["error"] for row in found["rows"] if row["statistic"] != "nmae"}
+    assert errors["ttft", "mean"] is not None
+    assert {key: value for key, value in errors.items() if value is not None and abs(value) > 1e-5} == {}

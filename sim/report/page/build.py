@@ -10,6 +10,7 @@ import numpy as np
 
 from sim.report.bottleneck import Verdict
 from sim.report.console import claim_warning, percent
+from sim.report.cut import cut_note
 from sim.report.fleet import WORDS, link_rows, pool_shares, ttft_parts
 from sim.report.metrics import Metrics, latencies, meets
 from sim.report.page.data import chart_data
@@ -140,15 +141,17 @@ def verdict_html(found: Verdict | None) -> str:
 
 
 def claim_html(result: SimulationResult) -> str:
-    """What the step times are expected to be off by, and the warning where they are not from measurements."""
+    """Outputs that were cut; what the step times are expected to be off by, and whether measurements say so."""
+    cut = " ".join(cut_note(result))
+    said = f'<p class="verdict"><span class="try">{escape(cut)}</span></p>' if cut else ""
     if result.claim is None:
-        return ""
+        return said
     warning = " ".join(claim_warning(result))
     plain = (
         f"Step times: {result.claim.rel_error:.1%} expected median error, {result.claim.outside_share:.1%} of them "
         "outside what was measured."
     )
-    return f'<p class="verdict"><span class="try">{escape(warning or plain)}</span></p>'
+    return f'{said}<p class="verdict"><span class="try">{escape(warning or plain)}</span></p>'
 
 
 def headline(result: SimulationResult, metrics: Metrics) -> str:

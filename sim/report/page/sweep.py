@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.report.collect import SHOWN, TEXTS, cell, failure_groups, override_keys, setting_of, taught_note
+from sim.report.collect import SHOWN, TEXTS, cell, failure_groups, override_keys, setting_of, table_notes
 from sim.report.page.build import asset, embedded, fill, table
 
 
@@ -105,8 +105,8 @@ def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str], front: set[int],
 
 
 def _note(rows: Sequence[dict[str, Any]]) -> str:
-    note = taught_note(rows)
-    return f'<p class="note">{escape(note[0].upper() + note[1:])}.</p>' if note else ""
+    notes = table_notes(rows)
+    return "".join(f'<p class="note">{escape(note[0].upper() + note[1:])}.</p>' for note in notes)
 
 
 def _is_number(value: Any) -> bool:
