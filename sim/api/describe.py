@@ -9,7 +9,7 @@ from sim.deployment.plan import Plan
 from sim.deployment.pools import PoolSpec, pools_of
 from sim.deployment.topology import Topology, lay_out
 from sim.hardware.check import device_from
-from sim.hardware.kv_transfer import transfer_facts
+from sim.hardware.kv_transfer import connector_of, transfer_facts
 from sim.memory.budget import memory_budget
 from sim.memory.describe import with_fitting_length
 from sim.memory.plan_tree import Branch, pool_branch
@@ -30,7 +30,8 @@ def describe_plan(conf: SimulateConf) -> Described:
     """Compile every pool and lay it out. `ValueError` for bad input, naming the pool."""
     specs = pools_of(conf.deployment, conf.hardware, conf.engine)
     compiled = [_compile(conf, spec) for spec in specs]
-    facts = transfer_facts(conf.deployment.transfer.connector).values
+    side = next((spec for spec in specs if spec.role != "both"), specs[0])
+    facts = transfer_facts(connector_of(conf.deployment.transfer.connector, side.engine.scheduler)).values
     efficiency = conf.deployment.transfer.efficiency
     topology = lay_out(
         [

@@ -20,9 +20,9 @@ from sim.event.handover import HandOverCosts
 from sim.event.pool import EnginePool
 from sim.event.routing.find import make_router, sheds
 from sim.event.run import ExactRun, Routing, run_fleet
-from sim.hardware.kv_transfer import transfer_facts
+from sim.hardware.kv_transfer import connector_of, transfer_facts
 from sim.report.result import PoolResult, RequestTable, SimulationResult, StepTable
-from sim.scheduler.find import failure
+from sim.scheduler.find import failure, roles_of, with_roles
 from sim.workload.build import build_workload
 from sim.workload.trace import Workload
 
@@ -75,6 +75,7 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     **Raises:** `ValueError` for bad input and `Infeasible` for a pool that does not fit, both naming the pool.
     """
     specs = pools_of(conf.deployment, conf.hardware, conf.engine)
+    _check_roles(specs)
     _check_routers(conf)
     elastic_of(conf.deployment, {spec.name: (spec.role, spec.deployment.replicas) for spec in specs}, conf.seed)
     workload = workload if workload is not None else build_workload(conf.workload, conf.seed)
@@ -82,7 +83,7 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     topology = None
     if any(spec.role == "prefill" for spec in specs):
         _check_kv(pools)
-        _, efficiency = _costs(conf)
+        _, efficiency = _costs(conf, pools)
         topology = lay_out(
             [(pool.name, pool.job.plan.device, pool.ranks, pool.devices_per_rank) for pool in pools],
             conf.deployment.transfer,
@@ -100,6 +101,15 @@ def _compile(spec: PoolSpec, conf: SimulateConf, workload: Workload) -> PoolJob:
         raise Infeasible(spec.refusal(error)) from error
     except ValueError as error:
         raise ValueError(spec.refusal(error)) from error
+
+
+def _check_roles(specs: Sequence[PoolSpec]) -> None:
+    for spec in specs:
+        if spec.role != "both" and roles_of(spec.engine.scheduler) is None:
+            raise ValueError(
+                f"deployment.pools.{spec.name} has the role {spec.role}, which is simulated with the schedulers "
+                f"{', '.join(with_roles())} only, got {spec.engine.scheduler}; choose another engine."
+            )
 
 
 def _check_routers(conf: SimulateConf) -> None:
@@ -144,10 +154,15 @@ def _check_paths(topology: Topology, pools: Sequence[PoolJob]) -> None:
                     topology.path(one, other)
 
 
-def _costs(conf: SimulateConf) -> tuple[HandOverCosts, float]:
+def _scheduler(pools: Sequence[PoolJob]) -> str:
+    """That of the instances that hand over, which have one."""
+    return next((pool for pool in pools if pool.role != "both"), pools[0]).job.conf.engine.scheduler
+
+
+def _costs(conf: SimulateConf, pools: Sequence[PoolJob]) -> tuple[HandOverCosts, float]:
     """What a hand-over costs, and the share of the links' rate that a transfer reaches."""
     given = conf.deployment.transfer
-    facts = transfer_facts(given.connector).values
+    facts = transfer_facts(connector_of(given.connector, _scheduler(pools))).values
     value = {key: facts[key] if getattr(given, key) is None else getattr(given, key) for key in facts}
     costs = HandOverCosts(value["hand_over_s"], value["setup_s"], value["block_s"], value["latency_s"])
     return costs, value["efficiency"]
@@ -193,7 +208,7 @@ def run_fleet_of(fleet: Fleet, on_progress: Callable[[int], None] | None = None)
         deployment.router_options,
         deployment.decode_router_options,
     )
-    costs, _ = _costs(fleet.conf)
+    costs, _ = _costs(fleet.conf, fleet.pools)
     try:
         exact = run_fleet(
             fleet.workload,
@@ -247,8 +262,8 @@ def _pool_results(fleet: Fleet, exact: ExactRun) -> list[PoolResult]:
 def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> RequestTable:
     """The requests of a pool and their times there.
 
-    A prefill pool's requests come from clients and end with its one token; a decode pool's come when its loop takes
-    them up, and have started when they have blocks.
+    A prefill pool's requests come from clients, or when a decode instance has blocks for them, and end with its one
+    token; a decode pool's come when its loop takes them up, and have started when they have blocks.
     """
     requests, moved = exact.requests, exact.transfers
     columns = {field.name: getattr(requests, field.name) for field in dataclasses.fields(RequestTable)}
@@ -258,9 +273,12 @@ def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> RequestTa
     if moved is not None and role == "prefill":
         columns |= {"first_token_ns": moved.prefilled_ns, "finish_ns": moved.prefilled_ns}
         columns |= {"output_tokens": np.ones_like(requests.output_tokens)}
+        if moved.decode_first:
+            columns |= {"arrival_ns": moved.allocated_ns}
     if moved is not None and role == "decode":
         columns |= {"arrival_ns": moved.queued_ns, "queued_ns": moved.queued_ns, "scheduled_ns": moved.allocated_ns}
-        columns |= {"cached_tokens": np.maximum(requests.prompt_tokens - 1, 0)}
+        again = 0 if moved.keeps_token else 1
+        columns |= {"cached_tokens": np.maximum(requests.prompt_tokens - again, 0)}
     mine = (place >= first) & (place < stop)
     columns = {name: values[mine] for name, values in columns.items()}
     return RequestTable(**columns | {"replica": place[mine] - first})
@@ -331,10 +349,14 @@ def _assumptions(fleet: Fleet, pools: Sequence[PoolResult]) -> list[tuple[str, s
     rows += elastic_rows(deployment)
     if not fleet.disaggregated:
         return rows
-    facts, sources = transfer_facts(deployment.transfer.connector)
-    when = "when the prefill ends" if deployment.pairing == "after_prefill" else "when the request arrives"
+    scheduler = _scheduler(fleet.pools)
+    connector = connector_of(deployment.transfer.connector, scheduler)
+    facts, sources = transfer_facts(connector)
+    roles = roles_of(scheduler)
+    early = (roles is not None and roles.decode_first) or deployment.pairing == "at_arrival"
+    when = "when the request arrives" if early else "when the prefill ends"
     rows.append(("decode instance", f"{deployment.decode_router}, chosen {when}", "deployment.decode_router, pairing"))
-    rows.append(("KV connector", deployment.transfer.connector, "deployment.transfer.connector"))
+    rows.append(("KV connector", connector, "deployment.transfer.connector"))
     words = {
         "hand_over_s": ("hand-over to the decode side's server", "{:.2f} ms", 1e3),
         "setup_s": ("before the first byte, per transfer", "{:.2f} ms", 1e3),
@@ -351,10 +373,12 @@ def _assumptions(fleet: Fleet, pools: Sequence[PoolResult]) -> list[tuple[str, s
 
 def _not_modelled(fleet: Fleet, results: Sequence[SimulationResult]) -> list[str]:
     found = list(dict.fromkeys(sentence for result in results for sentence in result.not_modelled))
-    if fleet.disaggregated:
+    roles = roles_of(_scheduler(fleet.pools)) if fleet.disaggregated else None
+    if roles is not None:
         found += [
+            *roles.not_modelled,
             "transfers that fail, and requests that are aborted on their way",
             "leases: blocks that a prefill instance frees because nobody has read them for long",
-            "transfer of layers while others are still computed, and of blocks in pieces",
+            "transfer of layers while others are still computed",
         ]
     return found

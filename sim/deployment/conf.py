@@ -31,8 +31,9 @@ class PoolConf:
 class TransferConf:
     """How KV gets from a prefill to a decode instance; None: what was measured (`sim/hardware/kv_transfer.yaml`).
 
-    - `connector`: whose measured values hold, `nixl` or `mooncake`.
-    - `hand_over_s`: from the end of a prefill to the request's arrival at the decode side's server (proxy, responses).
+    - `connector`: whose measured values hold: `nixl`, `mooncake`, `sglang` or `trtllm`; empty: the engine's.
+    - `hand_over_s`: from the end of a prefill to the request's arrival at the decode side's server (proxy, responses);
+      of an engine whose decode side comes first, from the request's arrival.
     - `setup_s`, `block_s`: before the first byte moves, per request and per block (descriptors, alignment).
     - `latency_s`, `efficiency`: of the transfer itself, and the share of the links' rate that it reaches.
     - `placement`: `packed`, pools of one device fill nodes one after the other, so that replicas may share a node;
@@ -40,7 +41,7 @@ class TransferConf:
     - `oversubscription`: how much more all NICs of a node can send than its uplink carries (1: a full fat tree).
     """
 
-    connector: str = "nixl"
+    connector: str = ""
     hand_over_s: float | None = None
     setup_s: float | None = None
     block_s: float | None = None

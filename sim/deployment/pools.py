@@ -78,7 +78,8 @@ def pools_of(deployment: DeploymentConf, device: DeviceConf, engine: EngineConf)
 def _check_whole(deployment: DeploymentConf) -> None:
     transfer = deployment.transfer
     _one_of("deployment.pairing", deployment.pairing, PAIRINGS)
-    _one_of("deployment.transfer.connector", transfer.connector, tuple(connectors()))
+    if transfer.connector:
+        _one_of("deployment.transfer.connector", transfer.connector, tuple(connectors()))
     _one_of("deployment.transfer.placement", transfer.placement, PLACEMENTS)
     for key in LIMITS_S:
         value = getattr(transfer, key)
@@ -114,11 +115,13 @@ def _check_roles(pools: list[PoolSpec]) -> None:
     for role, other in (("prefill", "decode"), ("decode", "prefill")):
         if role in roles and other not in roles:
             raise ValueError(f"deployment.pools has a pool of role {role} and none of role {other}; add one.")
-    for pool in pools:
-        if pool.role != "both" and pool.engine.scheduler != "vllm":
+    sides = [pool for pool in pools if pool.role != "both"]
+    for pool in sides:
+        if pool.engine.scheduler != sides[0].engine.scheduler:
             raise ValueError(
-                f"deployment.pools.{pool.name} has the role {pool.role}, which is simulated with the scheduler of vllm "
-                f"only, got {pool.engine.scheduler}; choose another engine."
+                f"deployment.pools.{pool.name} ({pool.role}) has the scheduler {pool.engine.scheduler} and "
+                f"{sides[0].name} ({sides[0].role}) {sides[0].engine.scheduler}: KV is handed over between instances "
+                "of one engine; give them one."
             )
 
 

@@ -34,8 +34,8 @@ def check_conservation(
     - every block is free again;
     - batches of a replica follow each other, and in a pipeline on each stage, and each goes from stage to stage
       (`stages`: of the steps from one row up to another, those of a pool);
-    - of `transfers`: what was handed over was asked for, begun and received once, in this order, before its first
-      token.
+    - of `transfers`: what was handed over was asked for, begun and received once, in the order of its engine, before
+      its first token.
     """
     done = requests.status == FINISHED
     emitted = int(steps.emitting.sum()) - unseen_tokens + accepted_tokens
@@ -72,10 +72,14 @@ def check_conservation(
 
 def _arrives(requests: RequestTable, t: TransferTable) -> bool:
     """Whether every finished request that was prefilled elsewhere went all the way, in order."""
-    way = (t.prefilled_ns, t.queued_ns, t.allocated_ns, t.begun_ns, t.received_ns, requests.first_token_ns)
+    ends = (t.received_ns, requests.first_token_ns)
+    if t.decode_first:
+        way = (t.queued_ns, t.allocated_ns, requests.queued_ns, t.prefilled_ns, *ends)
+    else:
+        way = (t.prefilled_ns, t.queued_ns, t.allocated_ns, t.begun_ns, *ends)
     moved = (requests.status == FINISHED) & (t.source >= 0)
     return all(bool((one[moved] <= other[moved]).all()) for one, other in zip(way, way[1:], strict=False)) and bool(
-        (t.prefilled_ns[moved] > 0).all()
+        (t.prefilled_ns[moved] > 0).all() and (t.begun_ns[moved] >= t.allocated_ns[moved]).all()
     )
 
 

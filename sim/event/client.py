@@ -101,6 +101,12 @@ class Client:
             if self._scheduled_ns[request.index] < 0:
                 self._scheduled_ns[request.index] = now_ns
 
+    def opened(self, requests: Iterable[Request], now_ns: int) -> None:
+        """Requests get the first token that came with their KV."""
+        for request in requests:
+            if self._first_token_ns[request.index] < 0:
+                self._first_token_ns[request.index] = now_ns
+
     def interrupted(self, requests: Iterable[Request], last_token_ns: int) -> None:
         """Decoding requests were preempted; their last token before came then."""
         for request in requests:

@@ -53,13 +53,13 @@ class Entry:
     - `serves[k](prompt, outputs)`: the tokens that pool k will emit, or None if it can never serve such a request.
     - `choose(i, pools)`: the rank for request i among these pools, which can; None to turn it away, `NOBODY` if it has
       to wait. `pool_of`: the pool of each rank.
-    - `make(rank, i, outputs)`: the request for it.
+    - `make(rank, i, outputs)`: the request for it; None if whoever hands over sends it later.
     """
 
     serves: Sequence[Callable[[int, int], int | None]]
     choose: Callable[[int, tuple[int, ...]], int | None]
     pool_of: Sequence[int]
-    make: Callable[[int, int, int], Request]
+    make: Callable[[int, int, int], Request | None]
 
 
 class Cluster:
@@ -101,8 +101,10 @@ class Cluster:
         tokens = allowed[entry.pool_of[target]]
         assert tokens is not None
         client.placed(i, target, tokens)
-        replica = self.replicas[target]
-        replica.send(entry.make(target, i, tokens))
+        request, replica = entry.make(target, i, tokens), self.replicas[target]
+        if request is None:
+            return
+        replica.send(request)
         if replica.blocked:
             replica.blocked = False
             self.agenda.wake(target, now_ns)

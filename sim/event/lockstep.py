@@ -158,12 +158,15 @@ class LockstepRank(Replica):
         """Whether the rank has nothing to run and nothing to come."""
         return self.pending is None and not self.scheduler.unfinished and not self._inbox
 
+    @property
+    def rests(self) -> bool:
+        """Whether it is idle, or its last turn found nothing but transfers to wait for."""
+        return self.idle or (self.empty_turns > 0 and not self._inbox and self._only_hears())
+
     def turn(self, now_ns: int) -> None:
         """Take arrivals and schedule once."""
-        for request in self._inbox:
-            self.scheduler.add(request)
-            self._client.queued(request, now_ns)
-        self._inbox.clear()
+        self.poll()
+        self._take_up(now_ns)
         batch = self.queue.issue()
         self._decided_ns = now_ns
         if batch is not None:
@@ -175,7 +178,7 @@ class LockstepRank(Replica):
                 self.pending = batch
                 self.state = State.READY
                 return
-            self.empty_turns += 1
+            self.empty_turns = 0 if batch.opened else self.empty_turns + 1
             self._ends.append(now_ns)
             self._told.append((batch.number, batch.follows))
         self.state, self._ready_after_output = State.READY, False
@@ -237,6 +240,11 @@ class LockstepGroup(RankGroup):
         self._check = check
         self._device_free_ns = 0
 
+    @property
+    def polls(self) -> bool:
+        """Whether the loops look for news of transfers together, and run no step in which nobody has a batch."""
+        return all(rank.port is not None and rank.port.polled for rank in self.ranks)
+
     @staticmethod
     def refuse(batch: Batch) -> tuple[int, int, int]:
         """A rank alone has no price."""
@@ -264,11 +272,14 @@ class LockstepGroup(RankGroup):
             if waiting:
                 self.blocked = False
                 return max(now_ns, min(waiting))
-            if all(rank.idle for rank in ranks):
+            nothing = all(rank.pending is None for rank in ranks)
+            if all(rank.idle for rank in ranks) or (nothing and self.polls):
                 for rank in ranks:
                     rank.state = State.TURN
-                self.blocked = True
-                return None
+                if all(rank.rests for rank in ranks):
+                    self.blocked = True
+                    return None
+                continue
             self._launch(now_ns)
 
     def _launch(self, now_ns: int) -> None:

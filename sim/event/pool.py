@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from sim.cost.lockstep import LockstepPrices
 from sim.cost.stages import StagePrices
@@ -9,7 +10,9 @@ from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
 from sim.event.batch_queue import BatchQueue
 from sim.event.client import Client
-from sim.event.handover import DecodePort, DecodeSide, HandOver, PrefillPort, PrefillSide
+from sim.event.handover.base import HandOver
+from sim.event.handover.ports import DecodePort, KVPort, PrefillPort
+from sim.event.handover.sides import DecodeSide, PrefillSide
 from sim.event.log import StepLog
 from sim.event.pricer import Pricer
 from sim.event.ranks import free_ranks, lockstep_ranks
@@ -18,9 +21,8 @@ from sim.event.routing.base import Door
 from sim.event.servable import Entrance
 from sim.event.stages import StagedReplica, StageLog
 from sim.memory.shape import CacheShape, GroupShape
-from sim.scheduler import vllm
 from sim.scheduler.base import Scheduler
-from sim.scheduler.find import make_scheduler
+from sim.scheduler.find import make_scheduler, roles_of
 from sim.units import to_ns
 
 
@@ -80,7 +82,8 @@ def make_ranks(
     ports = [_port(pool.role, first + place, hand_over) for place in range(pool.ranks)]
     watchers = [_watcher(pool.role, first + place, client, hand_over) for place in range(pool.ranks)]
     schedulers = [_scheduler(pool, cache, port) for port in ports]
-    serves = Entrance(lambda: make_scheduler(pool.scheduler, settings, replace(cache, named=False)), settings, cache)
+    alone = replace(cache, named=False)
+    serves = Entrance(lambda: make_scheduler(pool.scheduler, settings, alone), settings, cache)
     if isinstance(prices, LockstepPrices):
         replicas, doors = lockstep_ranks(
             first, schedulers, settings, prices, watchers, ports, log, pool.data_parallel, now
@@ -140,10 +143,10 @@ def _loops(
     ]
 
 
-def _port(role: str, index: int, hand_over: HandOver | None) -> PrefillPort | DecodePort | None:
+def _port(role: str, index: int, hand_over: HandOver | None) -> KVPort | None:
     if hand_over is None or role == "both":
         return None
-    return PrefillPort() if role == "prefill" else DecodePort(index, hand_over.begin)
+    return PrefillPort(index, hand_over.computed) if role == "prefill" else DecodePort(index, hand_over.begin)
 
 
 def _watcher(role: str, index: int, client: Client, hand_over: HandOver | None) -> Watcher:
@@ -152,9 +155,11 @@ def _watcher(role: str, index: int, client: Client, hand_over: HandOver | None) 
     return PrefillSide(index, hand_over) if role == "prefill" else DecodeSide(hand_over)
 
 
-def _scheduler(pool: EnginePool, cache: CacheShape, port: PrefillPort | DecodePort | None) -> Scheduler:
+def _scheduler(pool: EnginePool, cache: CacheShape, port: KVPort | None) -> Scheduler:
     if port is None:
         return make_scheduler(pool.scheduler, pool.settings, cache)
-    made = vllm.make_connected(pool.settings, cache, port)
-    port.scheduler = made
-    return made
+    roles = roles_of(pool.scheduler)
+    assert roles is not None, "checked when the fleet was built"
+    make = roles.prefill if pool.role == "prefill" else roles.decode
+    port.scheduler = made = make(pool.settings, cache, port)
+    return cast(Scheduler, made)

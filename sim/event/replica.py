@@ -33,6 +33,9 @@ class Watcher(Protocol):
     def scheduled(self, batch: Batch, now_ns: int) -> None:
         """A batch was decided."""
 
+    def opened(self, requests: Iterable[Request], now_ns: int) -> None:
+        """Requests get the first token that came with their KV."""
+
     def interrupted(self, requests: Iterable[Request], last_token_ns: int) -> None:
         """Decoding requests were preempted; their last token before came then."""
 
@@ -53,6 +56,10 @@ class Port(Protocol):
     @property
     def busy(self) -> bool:
         """Whether transfers are under way."""
+
+    @property
+    def polled(self) -> bool:
+        """Whether the loop looks for it before each call, not only when it processes an output."""
 
     def report(self) -> None:
         """Tell the scheduler."""
@@ -187,6 +194,18 @@ class Replica:
         port.report()
         self.empty_turns = 0
 
+    def poll(self) -> None:
+        """Hear what has become of transfers, in a loop that looks for it before each call."""
+        if self.port is not None and self.port.reports and self.port.polled:
+            self.hear(self.port)
+
+    def _take_up(self, now_ns: int) -> None:
+        """The loop takes the requests that have come."""
+        for request in self._inbox:
+            self.scheduler.add(request)
+            self._client.queued(request, now_ns)
+        self._inbox.clear()
+
     def _continue(self, number: int, follows: dict[int, int] | None, now_ns: int) -> None:
         """Inter-token latencies of a numbered batch, which says which batches its tokens follow."""
         numbered_ns = self._numbered_ns
@@ -216,11 +235,9 @@ class Replica:
                 self._idles = False
                 if queue.idles(None):
                     return now_ns + self._idle_sleep_ns
+            self.poll()
             if self._inbox:
-                for request in self._inbox:
-                    self.scheduler.add(request)
-                    self._client.queued(request, now_ns)
-                self._inbox.clear()
+                self._take_up(now_ns)
             elif self.empty_turns and self._only_hears():
                 self.blocked = True
                 self._waits = bool(queue.in_flight)  # empty batches, whose output whoever wakes it processes
@@ -232,7 +249,7 @@ class Replica:
                     self._report(batch, now_ns)
                 ends.append(self._execute(batch, now_ns) if busy else now_ns)
                 told.append((batch.number, batch.follows))
-                self.empty_turns = 0 if busy else self.empty_turns + 1
+                self.empty_turns = 0 if busy or batch.opened else self.empty_turns + 1
             self._idles = not busy and self._idle_sleep_ns > 0
             if queue.waits(batch):
                 break
@@ -271,6 +288,11 @@ class Replica:
     def _report(self, batch: Batch, now_ns: int) -> None:
         """Who changed place in a batch, before it runs."""
         self._client.scheduled(batch, now_ns)
+        if batch.opened:
+            self._client.opened(batch.opened, now_ns)
+            self._numbered_ns[batch.opened_as] = now_ns
+            for request in batch.opened:
+                self.prompt_tokens -= self._unanswered.pop(request.index, 0)
         self.fruitless_preemptions += len(batch.preempted)
         if batch.interrupted and batch.number < 0:
             in_flight = self.queue.in_flight

@@ -19,7 +19,7 @@ from sim.event.checks import check_conservation
 from sim.event.client import Client
 from sim.event.cluster import NOBODY, Cluster, Entry
 from sim.event.content import request_content
-from sim.event.handover import FREE, HandOver, HandOverCosts
+from sim.event.handover import FREE, HandOver, HandOverCosts, hand_over_of
 from sim.event.lifecycle import Elastic, Lifecycle
 from sim.event.log import StepLog
 from sim.event.pool import EnginePool, PoolRanks, make_ranks
@@ -29,6 +29,7 @@ from sim.event.routing.find import make_router
 from sim.memory.shape import GroupShape
 from sim.report.result import LinkTable, RequestTable, StageTable, StepTable, TransferTable
 from sim.scheduler.base import Request
+from sim.scheduler.find import roles_of
 from sim.units import to_ns
 from sim.workload.trace import Workload
 
@@ -142,7 +143,7 @@ def run_fleet(
     client = Client(
         workload, to_ns(profile.api_pickup_s), to_ns(profile.api_door_s), sum(pool.replicas for pool in entering)
     )
-    hand_over = None if topology is None else HandOver(agenda, client, topology, costs)
+    hand_over = None if topology is None else _hand_over(pools, agenda, client, topology, costs)
     ranks: list[PoolRanks] = []
     for pool in pools:
         first = sum(len(made.replicas) for made in ranks)
@@ -182,7 +183,7 @@ def run_fleet(
         requests,
         steps,
         [scheduler for made in ranks for scheduler in made.schedulers],
-        unseen_tokens=sum(replica.dropped_rows for replica in replicas) + (hand_over.count if hand_over else 0),
+        unseen_tokens=sum(replica.dropped_rows for replica in replicas) + (hand_over.unseen_tokens if hand_over else 0),
         accepted_tokens=sum(replica.accepted_tokens for replica in replicas),
         ends=client.ends,
         failures=elastic is not None,
@@ -200,6 +201,15 @@ def run_fleet(
     links = None if hand_over is None else hand_over.links()
     retries = {} if cluster.lifecycle is None else cluster.lifecycle.retries
     return ExactRun(requests, steps, itl_ns, itl_count, checks, agenda.events, cpu_s, stages, transfers, links, retries)
+
+
+def _hand_over(
+    pools: Sequence[EnginePool], agenda: Agenda, client: Client, topology: Topology, costs: HandOverCosts
+) -> HandOver:
+    """As the engine of the prefill and decode pools does it; they have one."""
+    roles = roles_of(next(pool.scheduler for pool in pools if pool.role != "both"))
+    assert roles is not None, "checked when the fleet was built"
+    return hand_over_of(roles)(agenda, client, topology, costs, keeps_token=roles.keeps_token)
 
 
 def _ranks_of(door: Door) -> list[Replica]:
@@ -301,11 +311,10 @@ def _entry(
         pick = choosers[key]
         return NOBODY if pick is None else pick(arrival(i))
 
-    def make_first(rank: int, i: int, outputs: int) -> Request:
+    def make_first(rank: int, i: int, outputs: int) -> Request | None:
         if hand_over is None or pools[pool_of[rank]].role == "both":
             return make(rank, i, outputs)
-        hand_over.arrived(i, outputs)
-        return make(rank, i, 1)
+        return hand_over.arrived(i, rank, outputs)
 
     return Entry(
         [partial(serves, k) for k in entering],

@@ -17,18 +17,24 @@ class TransferFacts(NamedTuple):
 @cache
 def _file() -> dict[str, Any]:
     text = (resources.files("sim.hardware") / "kv_transfer.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = parse_yaml(text, "kv_transfer.yaml")["connectors"]
+    found: dict[str, Any] = parse_yaml(text, "kv_transfer.yaml")
     return found
 
 
 def connectors() -> list[str]:
     """Those that were measured."""
-    return list(_file())
+    return list(_file()["connectors"])
+
+
+def connector_of(given: str, scheduler: str) -> str:
+    """The one that is `given`, or where nothing is, the one of an engine with this scheduler."""
+    engines = _file()["engines"]
+    return given or str(engines.get(scheduler, engines["own"]))
 
 
 def transfer_facts(connector: str) -> TransferFacts:
     """The facts of one of `connectors`."""
-    section = _file()[connector]
+    section = _file()["connectors"][connector]
     return TransferFacts(
         {key: float(value) for key, value in section.items() if key != "sources"}, dict(section["sources"])
     )

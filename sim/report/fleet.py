@@ -2,7 +2,8 @@
 
 The time to the first token, as the client sees it, of a request that is prefilled on one instance and decoded on
 another falls into parts: waiting and computing at the prefill side, the hand-over, waiting for blocks at the decode
-side, the transfer (set-up, then bytes), and the step there that samples the token.
+side, the transfer (set-up, then bytes), and the step there that gives out the token. Where the decode side has blocks
+first, hand-over and waiting for them come before the prefill, and of the transfer what is left after it.
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from sim.units import NS_PER_S
 
 
 PARTS = ("queue", "prefill", "hand_over", "decode_queue", "set_up", "transfer", "first_step")
+DECODE_FIRST = ("hand_over", "decode_queue", "queue", "prefill", "transfer", "first_step")
 """Of the time to the first token, in order."""
 
 WORDS = {
@@ -27,7 +29,7 @@ WORDS = {
     "decode_queue": "wait at the decode instance",
     "set_up": "set-up of the transfer",
     "transfer": "KV transfer",
-    "first_step": "seat and first decode step",
+    "first_step": "seat and first token",
 }
 
 
@@ -101,18 +103,11 @@ def part_times(result: SimulationResult) -> list[tuple[str, np.ndarray, np.ndarr
     moved, requests = result.transfers, result.requests
     if moved is None:
         return []
-    marks = (
-        requests.arrival_ns,
-        requests.scheduled_ns,
-        moved.prefilled_ns,
-        moved.queued_ns,
-        moved.allocated_ns,
-        moved.begun_ns,
-        moved.received_ns,
-        requests.first_token_ns,
-    )
+    prefill, decode = (requests.scheduled_ns, moved.prefilled_ns), (moved.queued_ns, moved.allocated_ns)
+    between = (*decode, *prefill) if moved.decode_first else (*prefill, *decode, moved.begun_ns)
+    marks = (requests.arrival_ns, *between, moved.received_ns, requests.first_token_ns)
     times = [np.asarray(mark, np.int64) for mark in marks]
-    return list(zip(PARTS, times, times[1:], strict=False))
+    return list(zip(DECODE_FIRST if moved.decode_first else PARTS, times, times[1:], strict=False))
 
 
 def link_rows(result: SimulationResult) -> list[dict[str, Any]]:

@@ -105,7 +105,8 @@ class TransferTable:
 
     `source`, `target`: the two replicas. `prefilled`: the prompt's last token was computed; `queued`: the decode
     instance's loop took the request up; `allocated`: it had blocks for it, and asked for the KV; `begun`, `received`:
-    its first and last byte. `blocks` were filled with `bytes`, of all devices of the replica.
+    its first and last byte. `blocks` were filled with `bytes`, of all devices of the replica. `decode_first`: blocks
+    were there before the prefill began, and KV was sent while it ran. `keeps_token`: the prefill's token is the first.
     """
 
     source: np.ndarray
@@ -117,6 +118,8 @@ class TransferTable:
     received_ns: np.ndarray
     blocks: np.ndarray
     bytes: np.ndarray
+    decode_first: bool = False
+    keeps_token: bool = False
 
 
 @dataclass

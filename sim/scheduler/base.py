@@ -75,7 +75,8 @@ class Batch[R: Request]:
 
     Statistics are named as in `sim.cost.BatchStats`. `admitted` entered running; `emitted` complete their
     prefill here (so their first token, or the first after a preemption, comes with this batch);
-    `begun` of the decodes give a request's first token, for its prompt was computed elsewhere.
+    `begun` of the decodes give a request's first token, for its prompt was computed elsewhere. The `opened` got theirs
+    from there too, and it is given out as the batch is decided; `follows` knows these tokens by the number `opened_as`.
     `finishing` get their last token from it; `preempted` lost their blocks, of which
     `interrupted` were decoding. `running`, `waiting` and `free_blocks` are as after the call.
 
@@ -110,6 +111,8 @@ class Batch[R: Request]:
         "delivered",
         "dropped",
         "begun",
+        "opened",
+        "opened_as",
     )
 
     def __init__(self) -> None:
@@ -127,6 +130,8 @@ class Batch[R: Request]:
         self.follows: dict[int, int] | None = None
         self.delivered: Sequence[tuple[R, int]] = ()
         self.dropped: Sequence[R] = ()
+        self.opened: Sequence[R] = ()
+        self.opened_as = -1
 
     @property
     def tokens(self) -> int:

@@ -9,7 +9,8 @@ A scheduler is a module with `make(settings, cache)`: one of this package by its
 - `SUPPORTS`: settings it looks at beyond those of every scheduler, of `SETTINGS`; the others may not be switched on;
 - `NOT_MODELLED`: sentences for the report;
 - `most_batch_tokens(settings)`: tokens of the largest batch (without it: `max_num_batched_tokens`);
-- `most_running(settings, usable_blocks)`: requests that may run at once (without it: `max_num_seqs`).
+- `most_running(settings, usable_blocks)`: requests that may run at once (without it: `max_num_seqs`);
+- `ROLES`: a `sim.scheduler.hooks.Roles`, how its prefill and decode instances work (without it: it has none).
 """
 
 import dataclasses
@@ -32,13 +33,14 @@ from sim.deployment.engine import EngineConf, EngineSettings
 from sim.documents import user_path
 from sim.memory.shape import CacheShape
 from sim.scheduler.base import Request, Scheduler
+from sim.scheduler.hooks import Roles
 from sim.scheduler.options import no_options, read_options
 
 
 _PARTS = (
     "request_type", "add", "schedule", "repeat", "complete", "unfinished", "free_blocks", "usable_blocks",
 )  # fmt: skip
-_NOT_SCHEDULERS = {"base", "find", "hooks", "iteration", "options", "trtllm_gate"}
+_NOT_SCHEDULERS = {"base", "find", "hooks", "iteration", "options"}
 
 MOST_TOKENS = 1 << 24
 SETTINGS = {
@@ -156,6 +158,19 @@ def make_scheduler(name: str, settings: EngineSettings, cache: CacheShape) -> Sc
         if not is_shipped(name):
             _check_made(name, made)
     return made
+
+
+def roles_of(name: str) -> Roles | None:
+    """How the prefill and decode instances of a scheduler's engine work; None if there are none."""
+    found = getattr(find_scheduler(name), "ROLES", None)
+    if found is not None and not isinstance(found, Roles):
+        raise ValueError(f"engine.scheduler={name}: ROLES must be a sim.scheduler.hooks.Roles, got {found!r:.60}.")
+    return found
+
+
+def with_roles() -> list[str]:
+    """The shipped schedulers that have prefill and decode instances."""
+    return [name for name in scheduler_names() if roles_of(name) is not None]
 
 
 def _check_made(name: str, made: object) -> None:

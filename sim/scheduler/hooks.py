@@ -4,10 +4,12 @@ Each is a small protocol with a plain default. A configuration that needs no mor
 (speculation, cache tiers, transfers, graph padding) declare only what they change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sim.deployment.engine import EngineSettings
+from sim.memory.shape import CacheShape
 from sim.scheduler.base import Batch, Request
 
 
@@ -40,7 +42,7 @@ NOTHING = External()
 class Connector[R: Request](Protocol):
     """Who can bring KV that was computed elsewhere, and who may want to read what was computed here.
 
-    It is told what the scheduler does; what became of the transfers is told to `RowBatching.transfers.report`.
+    It is told what the scheduler does; what became of the transfers is told to `Connected.report`.
     """
 
     recomputes: bool
@@ -56,8 +58,21 @@ class Connector[R: Request](Protocol):
         """The request has ended: are its blocks kept, for somebody who will read them? Only what `finished` can be."""
 
 
+class Sender[R: Request](Connector[R], Protocol):
+    """The connector of an instance that sends what it computes as it goes."""
+
+    def computed(self, request: R, tokens: int) -> None:
+        """So many tokens of a prefill are computed: whoever reads them may have them."""
+
+
 class Connected(Protocol):
-    """A scheduler with a connector, as whoever moves the KV sees it."""
+    """A scheduler with a connector, as whoever moves the KV sees it.
+
+    `polls`: its loop looks for news of transfers before each call, and does not run steps for their sake; otherwise
+    they are heard with the output of a step.
+    """
+
+    polls: bool
 
     @property
     def unfinished(self) -> int:
@@ -69,6 +84,29 @@ class Connected(Protocol):
 
     def report(self, received: Sequence[Any], sent: Sequence[Any]) -> object:
         """At the end of a step: the KV of the `received` requests has arrived, the blocks of the `sent` were read."""
+
+
+MakeConnected = Callable[[EngineSettings, CacheShape, Sender[Any]], Connected]
+"""Makes the scheduler of a prefill or a decode instance."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """How an engine divides prefill and decode between instances: a scheduler module's `ROLES`.
+
+    `prefill`, `decode`: make the scheduler of such an instance; it is asked for requests of one token, or of all.
+    `decode_first`: the decode instance takes blocks for a prompt when the request comes, and only then does its prefill
+    begin, which sends what it computes as it goes; otherwise blocks are taken, and the KV asked for, when the prompt is
+    computed. `keeps_token`: the token that the prefill samples is the client's first, and the decode instance gives it
+    out (`Batch.opened`); otherwise that computes the last token of the prompt again and samples it there.
+    `not_modelled`: sentences for the report.
+    """
+
+    prefill: MakeConnected
+    decode: MakeConnected
+    decode_first: bool = False
+    keeps_token: bool = False
+    not_modelled: tuple[str, ...] = ()
 
 
 class BatchShape(Protocol):

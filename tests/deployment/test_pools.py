@@ -75,7 +75,7 @@ def test_each_pool_has_its_own_device_engine_and_settings():
             DeploymentConf(decode_router="random"),
             "deployment.decode_router has no effect without a pool of role prefill",
         ),
-        (pd(pools={"d": {"role": "decode", "engine": "sglang-0.5"}}), "simulated with the scheduler of vllm only"),
+        (pd(pools={"d": {"role": "decode", "engine": "sglang-0.5"}}), "KV is handed over between instances of one"),
     ],
 )
 def test_what_cannot_be(deployment, words):

@@ -12,7 +12,7 @@ from sim.memory.shape import CacheShape, GroupShape
 from sim.report.result import FINISHED
 from sim.scheduler.find import find_scheduler, make_scheduler
 from sim.scheduler.iteration import IterationRequest, IterationScheduler
-from sim.scheduler.trtllm_gate import PromptGate
+from sim.scheduler.trtllm.gate import PromptGate
 from sim.workload.trace import Workload
 from tests.event.conftest import make_settings, make_table
 

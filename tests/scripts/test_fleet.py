@@ -225,7 +225,7 @@ def test_the_timeline_has_transfers_and_parts(headway, tmp_path):
     assert all(ended[event["id"]] > event["ts"] for event in begun)
     assert {event["name"] for event in begun} == {"prefill to decode"}
     names = {event["name"] for event in events if event["ph"] == "X"}
-    assert {"KV transfer", "hand-over", "seat and first decode step", "decode"} <= names
+    assert {"KV transfer", "hand-over", "seat and first token", "decode"} <= names
 
 
 ELASTIC = (*SMALL, "deployment=replicas2", "workload.rate=20")
@@ -262,3 +262,23 @@ def test_elastic_mistakes(headway, tmp_path, override, words):
 def test_pools_that_hand_over_stay(headway, tmp_path):
     found = simulate(headway, tmp_path, *PD, "deployment.elastic.mtbf_s=100")
     assert "replicas come and go in pools of role both only, got prefill" in found.json()["message"]
+
+
+@pytest.mark.parametrize("engine", ["sglang-0.5.23", "trtllm-1.0"])
+def test_other_engines_hand_over_in_their_own_way(headway, tmp_path, engine):
+    """The parts sum to the time to the first token; the parts of SGLang begin with the hand-over."""
+    found = simulate(headway, tmp_path, *SMALL, f"engine={engine}", "deployment=pd-1p1d").json()
+    assert (found["status"], found["completed"], all(found["checks"].values())) == ("ok", 12, True)
+    parts = found["ttft_parts_ms"]
+    assert sum(part["mean"] for part in parts.values()) == pytest.approx(found["mean_ttft_ms"])
+    assert ("set_up" in parts) is (engine == "trtllm-1.0")
+    assert found["links"][0]["bytes"] == 12 * 16 * 8 * 64 * 2 * 2 * 512
+    assert any("not recordings" in sentence for sentence in found["not_modelled"])
+
+
+def test_roles_that_a_scheduler_does_not_have(headway, tmp_path):
+    found = simulate(headway, tmp_path, *SMALL, "engine=orca", "deployment=pd-1p1d")
+    assert found.code == 2
+    assert "simulated with the schedulers sglang, trtllm, vllm only, got orca" in found.json()["message"]
+    mixed = simulate(headway, tmp_path, *PD, "deployment.pools.decode.engine=sglang-0.5.23")
+    assert "between instances of one engine; give them one" in mixed.json()["message"]

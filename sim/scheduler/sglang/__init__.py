@@ -1,10 +1,15 @@
-"""SGLang's scheduler, by version."""
+"""SGLang's scheduler, by version; that of its prefill and decode instances."""
+
+from typing import Any
 
 from sim.deployment.engine import EngineSettings
 from sim.memory.shape import CacheShape
+from sim.scheduler.hooks import Connector, Roles, Sender
 from sim.scheduler.options import read_options
+from sim.scheduler.sglang.decode import DecodeInstance as DecodeInstance
 from sim.scheduler.sglang.options import Options as Options, check_policy
 from sim.scheduler.sglang.order import POLICIES as POLICIES
+from sim.scheduler.sglang.prefill import PrefillInstance as PrefillInstance
 from sim.scheduler.sglang.request import SglangBatch as SglangBatch, SglangRequest as SglangRequest
 from sim.scheduler.sglang.scheduler import SglangScheduler as SglangScheduler
 
@@ -25,6 +30,32 @@ def make(settings: EngineSettings, cache: CacheShape) -> SglangScheduler:
     **Raises:** `ValueError` for an option or a policy that SGLang does not have, a prefill batch that is not of whole
     pages, and for pipeline stages.
     """
+    return SglangScheduler(**_limits(settings, cache))
+
+
+def make_prefill(settings: EngineSettings, cache: CacheShape, connector: Sender[Any]) -> PrefillInstance:
+    """The scheduler of a prefill instance."""
+    return PrefillInstance(**_limits(settings, cache), connector=connector)
+
+
+def make_decode(settings: EngineSettings, cache: CacheShape, connector: Connector[Any]) -> DecodeInstance:
+    """The scheduler of a decode instance, which keeps no tree."""
+    return DecodeInstance(**(_limits(settings, cache) | {"reuse": False}), connector=connector)
+
+
+ROLES = Roles(
+    make_prefill,
+    make_decode,
+    decode_first=True,
+    keeps_token=True,
+    not_modelled=(
+        "SGLang's prefill and decode instances follow its documentation and pull requests, not recordings; the host's "
+        "time for a hand-over, and for KV of retracted requests to the host's memory and back",
+    ),
+)
+
+
+def _limits(settings: EngineSettings, cache: CacheShape) -> dict[str, Any]:
     options = read_options(Options, settings.scheduler_options, "the scheduler sglang")
     policy = settings.scheduling_policy
     check_policy(options, policy)
@@ -38,19 +69,18 @@ def make(settings: EngineSettings, cache: CacheShape) -> SglangScheduler:
             f"SGLang's prefill batch must be whole pages of {settings.block_size} tokens, got "
             f"{settings.max_num_batched_tokens:,}: change engine.max_num_batched_tokens or engine.block_size"
         )
-    pool_tokens = cache.usable_blocks * settings.block_size
-    return SglangScheduler(
-        pool_tokens,
-        settings.block_size,
-        max_running=most_running(settings, cache.usable_blocks),
-        context_len=settings.max_model_len,
-        chunk=settings.max_num_batched_tokens if settings.chunked_prefill else None,
-        policy=policy,
-        reuse=settings.prefix_caching,
-        overlap=settings.batches_in_flight > 1,
-        options=options,
-        rules=settings.profile.sglang,
-    )
+    return {
+        "pool_tokens": cache.usable_blocks * settings.block_size,
+        "page_size": settings.block_size,
+        "max_running": most_running(settings, cache.usable_blocks),
+        "context_len": settings.max_model_len,
+        "chunk": settings.max_num_batched_tokens if settings.chunked_prefill else None,
+        "policy": policy,
+        "reuse": settings.prefix_caching,
+        "overlap": settings.batches_in_flight > 1,
+        "options": options,
+        "rules": settings.profile.sglang,
+    }
 
 
 def most_batch_tokens(settings: EngineSettings) -> int:

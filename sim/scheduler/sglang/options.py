@@ -18,6 +18,7 @@ class Options:
       `disable_priority_preemption`: urgent requests first, and instead of others.
     - `scheduler_recv_interval`: the loop looks for new requests only after so many turns that decoded (a turn that
       prefilled counts as 1,000, and a loop without work looks at once).
+    - `num_reserved_decode_tokens`: on a decode instance, free tokens for each request there before it takes another.
     - `retraction_policy`: who is retracted first: by `length` (fewest outputs), or by `priority` before that.
 
     And of the clients: `ignore_eos`: requests say that they run to their length; if not, `max_new_tokens` is what
@@ -33,6 +34,7 @@ class Options:
     priority_scheduling_preemption_threshold: int = 10
     disable_priority_preemption: bool = False
     scheduler_recv_interval: int = 1
+    num_reserved_decode_tokens: int = 512
     retraction_policy: str = "length"
     ignore_eos: bool = True
     max_new_tokens: int = 0
@@ -40,7 +42,7 @@ class Options:
     def __post_init__(self) -> None:
         at_least(0.0, schedule_conservativeness=self.schedule_conservativeness)
         at_least(1, max_prefill_tokens=self.max_prefill_tokens, scheduler_recv_interval=self.scheduler_recv_interval)
-        at_least(0, max_new_tokens=self.max_new_tokens)
+        at_least(0, max_new_tokens=self.max_new_tokens, num_reserved_decode_tokens=self.num_reserved_decode_tokens)
         one_of(("length", "priority"), retraction_policy=self.retraction_policy)
         if self.max_new_tokens and self.ignore_eos:
             raise ValueError("max_new_tokens lets requests end before they reach it, so it wants ignore_eos=false.")

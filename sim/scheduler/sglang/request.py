@@ -109,8 +109,8 @@ class SglangBatch(Batch[SglangRequest]):
     """`rows` are the prefill rows; `decoding` the requests that decode, in order (a live view); `chunked` the one whose
     prefill is not complete yet, `retracted` the part of `preempted` that lost its KV in the decode step.
 
-    `mode`: idle, extend, decode or mixed. `dropped` have a row whose token is thrown away: they were retracted since
-    or had ended. `idle`: nothing at all is left to do.
+    `mode`: idle, extend, decode or mixed; seats where a decode instance took up requests. `dropped` have a row whose
+    token is thrown away: they were retracted since or had ended. `idle`: nothing at all is left to do.
     """
 
     __slots__ = ("mode", "decoding", "chunked", "retracted", "idle")

@@ -109,6 +109,11 @@ class Running:
         return self._ceiling_sum - self._count * self.tick + late
 
     @property
+    def tokens(self) -> int:
+        """Tokens of all requests of the batch that have a KV slot."""
+        return self._key_sum + self._count * self.tick
+
+    @property
     def need(self) -> int:
         """Tokens of the pages that the next decode batch opens."""
         return self._page_size * self._by_class[-self.tick % self._page_size]

@@ -9,7 +9,7 @@ from sim.memory.cache import KVCache
 from sim.memory.prefix import PrefixBlocks
 from sim.memory.shape import CacheShape
 from sim.scheduler.base import Scheduler
-from sim.scheduler.hooks import Connector, Drafting, Progress
+from sim.scheduler.hooks import Connector, Drafting, Progress, Roles
 from sim.scheduler.options import at_least, one_of, read_options
 from sim.scheduler.vllm.connected import ConnectedBatching as ConnectedBatching
 from sim.scheduler.vllm.continuous import ContinuousBatching as ContinuousBatching, DecodingRequest as DecodingRequest
@@ -52,6 +52,9 @@ def make_connected(
             _fast_blocks(settings, cache), connector, settings.profile.connector, **_limits(settings)
         )
     return make_rows(settings, cache, connector=connector)
+
+
+ROLES = Roles(make_connected, make_connected)
 
 
 def takes_fast_path(settings: EngineSettings, cache: CacheShape) -> bool:

@@ -28,6 +28,7 @@ class ConnectedBatching(ContinuousBatching):
     """One instance's scheduler. `rules`: what the version does; everything else as in `ContinuousBatching`."""
 
     request_type = LoadingRequest
+    polls = False
 
     def __init__(
         self,

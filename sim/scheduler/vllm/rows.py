@@ -35,6 +35,7 @@ class RowBatching:
     """
 
     request_type = RowRequest
+    polls = False
 
     def __init__(
         self,

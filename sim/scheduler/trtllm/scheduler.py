@@ -21,48 +21,13 @@ chunking policy, adapters, encoder requests.
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from sim.deployment.engine import EngineSettings
 from sim.memory.shape import CacheShape
 from sim.scheduler.iteration import IterationRequest, IterationScheduler
-from sim.scheduler.options import at_least, read_options
-from sim.scheduler.trtllm_gate import PromptGate
-
-
-POLICIES = ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH")
-NOT_MODELLED = (
-    "TensorRT-LLM's schedule is built from its documentation and source, not compared with recordings; the batch after "
-    "a request's last, in which its overlap loop still computes it, is left out",
-    "chunked context is on unless engine.enable_chunked_prefill=false (trtllm-serve's own default is off)",
-)
-
-
-@dataclass(frozen=True)
-class Options:
-    """Named as the arguments of the PyTorch backend, where it has them; defaults as there.
-
-    - `max_output_tokens`: outputs that the reservation counts for every request, at least its own; 0: its own.
-    - `batch_wait_timeout_iters`, `batch_wait_max_tokens_ratio`: while others decode, prompts wait for so many steps at
-      most, until the batch would have that share of `max_num_batched_tokens`; 0: they do not wait.
-    - `attention_dp_timeout_iters`: with data-parallel attention, while all ranks decode, prompts wait for so many steps
-      at most until every rank has one (`attention_dp_config`); 0: they do not wait.
-    """
-
-    max_output_tokens: int = 0
-    batch_wait_timeout_iters: int = 0
-    batch_wait_max_tokens_ratio: float = 0.0
-    attention_dp_timeout_iters: int = 0
-
-    def __post_init__(self) -> None:
-        at_least(0, max_output_tokens=self.max_output_tokens, batch_wait_timeout_iters=self.batch_wait_timeout_iters)
-        at_least(0, attention_dp_timeout_iters=self.attention_dp_timeout_iters)
-        at_least(0.0, batch_wait_max_tokens_ratio=self.batch_wait_max_tokens_ratio)
-        if self.batch_wait_max_tokens_ratio > 1.0:
-            raise ValueError(
-                f"batch_wait_max_tokens_ratio must be at most 1, got {self.batch_wait_max_tokens_ratio:g}."
-            )
+from sim.scheduler.trtllm.gate import PromptGate
+from sim.scheduler.trtllm.options import Options
 
 
 def by_arrival(request: IterationRequest) -> int:
@@ -100,7 +65,7 @@ class TensorRTLLM(IterationScheduler[IterationRequest]):
         if self.policy == "MAX_UTILIZATION":
             fitting = self._fitting()
         else:
-            self._spoken_for = sum(self.to_completion(request) for request in self.running.values())
+            self._spoken_for = self.spoken_for()
             fitting = [*self.running.values(), *waiting]
         closed = self._gate is not None and not self._gate.opens(self)
         if closed or (self._gate is None and self._wait_steps and self._prompts_wait(fitting)):
@@ -108,6 +73,10 @@ class TensorRTLLM(IterationScheduler[IterationRequest]):
         if not self.chunked_prefill:
             return sorted(fitting, key=by_arrival)
         return sorted(fitting, key=lambda request: not self._decodes(request))
+
+    def spoken_for(self) -> int:
+        """Blocks that those who have started need to their ends."""
+        return sum(self.to_completion(request) for request in self.running.values())
 
     def join(self, ranks: "Sequence[TensorRTLLM]") -> None:
         """This rank is one of `ranks`, which run their steps together."""
@@ -188,8 +157,3 @@ class TensorRTLLM(IterationScheduler[IterationRequest]):
             self.evict(active[last])
             end = last
         return fitting
-
-
-def make(settings: EngineSettings, cache: CacheShape) -> TensorRTLLM:
-    """One replica's scheduler."""
-    return TensorRTLLM(settings, cache, read_options(Options, settings.scheduler_options, "trtllm"))

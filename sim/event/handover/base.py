@@ -1,0 +1,198 @@
+"""What both ways of handing over share: the pairs, the two sides of a transfer, its times, the links."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sim.deployment.topology import Topology
+from sim.event.agenda import Agenda
+from sim.event.client import Client
+from sim.event.handover.ports import DecodePort, KVPort as KVPort, PrefillPort
+from sim.event.network import Network
+from sim.event.replica import Replica
+from sim.report.result import LinkTable, TransferTable
+from sim.scheduler.base import Request
+from sim.units import to_ns
+
+
+COLUMNS = (
+    "source",
+    "target",
+    "prefilled_ns",
+    "queued_ns",
+    "allocated_ns",
+    "begun_ns",
+    "received_ns",
+    "blocks",
+    "bytes",
+)
+
+
+@dataclass(frozen=True)
+class HandOverCosts:
+    """Seconds: of the hand-over itself, before the first byte per transfer and per block, and of the links."""
+
+    hand_over_s: float
+    setup_s: float
+    block_s: float
+    latency_s: float
+
+
+FREE = HandOverCosts(0.0, 0.0, 0.0, 0.0)
+
+
+class HandOver:
+    """All transfers of a run: their times, and what happens between the two sides.
+
+    `keeps_token`: the prefill's token is the client's first. `count`: prefills handed over.
+    """
+
+    decode_first: ClassVar[bool]
+
+    def __init__(
+        self, agenda: Agenda, client: Client, topology: Topology, costs: HandOverCosts, *, keeps_token: bool = False
+    ):
+        self.client = client
+        self.count = 0
+        self.keeps_token = keeps_token
+        self._agenda = agenda
+        self._topology = topology
+        self._costs = costs
+        self._network = Network(agenda)
+        self._prefilled: dict[int, Request] = {}
+        self._paired: dict[int, int] = {}
+        self._outputs: dict[int, int] = {}
+        self._times = np.full((len(client.workload), len(COLUMNS)), -1, np.int64)
+        self._at = {name: place for place, name in enumerate(COLUMNS)}
+
+    def connect(
+        self,
+        replicas: Sequence[Replica],
+        choose: Callable[[int], int],
+        make: Callable[[int, int, int], Request],
+        *,
+        block_bytes: Sequence[float],
+        pickup_ns: Sequence[int],
+        at_arrival: bool,
+    ) -> None:
+        """All replicas, by number, and who decodes.
+
+        `choose(i)`: the decode instance for request i, when its prefill ends, or `at_arrival`. `make(target, i,
+        outputs)`: the request for it. `block_bytes`: of a block of each replica, all its devices together.
+        `pickup_ns`: of the decode side's server.
+        """
+        self._replicas = replicas
+        self._choose = choose
+        self._make = make
+        self._block_bytes = block_bytes
+        self._pickup_ns = pickup_ns
+        self._at_arrival = at_arrival
+
+    @property
+    def unseen_tokens(self) -> int:
+        """Tokens that prefills sampled and nobody sees."""
+        return 0 if self.keeps_token else self.count
+
+    def arrived(self, i: int, source: int, outputs: int) -> Request | None:
+        """Request i, of which the client gets so many tokens, goes to prefill instance `source`.
+
+        The request for its queue; None if it comes there later.
+        """
+        raise NotImplementedError
+
+    def prefilled(self, source: int, request: Request, now_ns: int) -> None:
+        """A prefill has ended."""
+        raise NotImplementedError
+
+    def begin(self, target: int, request: Request, blocks: int) -> None:
+        """The decode instance has blocks for the prompt, so many of them to be filled."""
+        raise NotImplementedError
+
+    def computed(self, source: int, request: Request, tokens: int) -> None:
+        """A prefill instance has computed so many tokens of a request that is told of as it goes."""
+
+    def queued(self, request: Request, now_ns: int) -> None:
+        """The decode instance's loop took the request up."""
+        self._set(request.index, queued_ns=now_ns)
+
+    def ended(self, requests: Iterable[Request]) -> None:
+        """Requests are about to end at a decode instance: what the prefill saw of them belongs to them too."""
+        for request in requests:
+            prefill = self._prefilled.pop(request.index, None)
+            if prefill is not None:
+                request.cached = prefill.cached
+                request.preemptions += prefill.preemptions
+
+    def _pair(self, i: int) -> int:
+        """Choose who decodes request i, which counts there from now on."""
+        target = self._paired[i] = self._choose(i)
+        self._replicas[target].outstanding += 1
+        return target
+
+    def _reach(self, i: int, now_ns: int) -> None:
+        """The request is in the decode instance's queue."""
+        target = self._paired.pop(i)
+        self._replicas[target].outstanding -= 1  # counted when it was chosen
+        self._send(target, self._make(target, i, self._outputs.pop(i)), now_ns)
+
+    def _send(self, target: int, request: Request, now_ns: int) -> None:
+        """Put a request in a replica's queue, whose loop acts if it rested."""
+        replica = self._replicas[target]
+        replica.send(request)
+        if replica.blocked:
+            replica.blocked = False
+            self._agenda.wake(target, now_ns)
+
+    def _move(self, source: int, target: int, size: float, done: Callable[[int], None]) -> None:
+        """Bytes leave now."""
+        path = self._topology.path(source, target)
+        self._network.grow(self._topology.bytes_per_s)
+        self._network.start(path, size, done)
+
+    def _received(self, source: int, target: int, request: Request, now_ns: int) -> None:
+        """The last byte of a decode instance's request is there: both sides are told."""
+        self._set(request.index, received_ns=now_ns)
+        there, here = self._replicas[target], self._replicas[source]
+        assert isinstance(there.port, DecodePort)
+        assert isinstance(here.port, PrefillPort)
+        there.port.under_way -= 1
+        there.port.received.append(request)
+        here.port.sent.append(self._prefilled[request.index])
+        for replica, port in ((there, there.port), (here, here.port)):
+            scheduler = port.scheduler
+            assert scheduler is not None
+            if replica.blocked and (scheduler.unfinished or scheduler.watches):
+                replica.hear(port)
+                replica.blocked = False
+                self._agenda.wake(replica.index, now_ns)
+
+    def _get(self, i: int, name: str) -> int:
+        return int(self._times[i, self._at[name]])
+
+    def _set(self, i: int, **values: int) -> None:
+        for name, value in values.items():
+            self._times[i, self._at[name]] = value
+
+    def _wait_ns(self, blocks: int, first: bool = True) -> int:
+        """Between the wish to move so many blocks and the first byte."""
+        costs = self._costs
+        return to_ns((costs.setup_s if first else 0.0) + costs.block_s * blocks + costs.latency_s)
+
+    def table(self) -> TransferTable:
+        """What happened to each request on its way, in arrival order."""
+        columns = {name: self._times[:, place].copy() for name, place in self._at.items()}
+        return TransferTable(**columns, decode_first=self.decode_first, keeps_token=self.keeps_token)
+
+    def links(self) -> LinkTable:
+        """The links that were used."""
+        network, topology = self._network, self._topology
+        network.grow(topology.bytes_per_s)  # also those that nothing was sent over
+        return LinkTable(
+            list(topology.names),
+            np.array(topology.bytes_per_s),
+            np.array(network.bytes),
+            np.array(network.busy_ns, np.int64),
+            np.array(network.most_flows, np.int64),
+        )
