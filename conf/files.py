@@ -86,8 +86,8 @@ def content(group: str, path: Path) -> dict[str, Any]:
 def register_choice(group: str, choice: str) -> str:
     """The name under which `choice` is known to Hydra.
 
-    Files, HuggingFace ids, engine versions without a profile of their own (the nearest earlier one is taken) and
-    devices of installed plug-ins are registered here; any other choice stays as it is.
+    Files, HuggingFace ids, engine versions without a profile of their own (the nearest earlier one is taken, or the
+    oldest) and devices of installed plug-ins are registered here; any other choice stays as it is.
     """
     if group not in GROUPS:
         return choice
@@ -99,7 +99,7 @@ def register_choice(group: str, choice: str) -> str:
             return lower
         if group == "hardware" and lower in list_devices():
             return store(group, lower, dataclasses.asdict(load_device(lower)), "an installed plug-in")
-        version = re.fullmatch(r"([a-z]+)[-@]v?(\d+\.\d+\.\d+)", lower)
+        version = re.fullmatch(r"([a-z]+)[-@]v?(\d+(?:\.\d+){0,2})", lower)
         if group == "engine" and version and any(name.startswith(f"{version[1]}-") for name in choices(group)):
             conf = load_engine(version[1], version[2])
             return store(group, f"{version[1]}-{version[2]}", dataclasses.asdict(conf), "the nearest earlier profile")

@@ -7,9 +7,7 @@ from scripts.arguments import HELP, JSON, Option
 
 SERVE = Option("--serve", 'a server\'s command, "vllm serve MODEL ..."; its flags become keys', "COMMAND")
 BENCH = Option("--bench", 'a load generator\'s flags, "--request-rate 10 ..."; they become keys', "FLAGS")
-ENGINE = Option(
-    "--engine", "engine and version from its oldest profile on, vllm-0.33.0; engine= takes older ones too", "ENGINE"
-)
+ENGINE = Option("--engine", "engine and version, as vllm-0.33.0 or vllm-0.24; engine= is the same", "ENGINE")
 CONFIG_DIR = Option("--config-dir", "a folder of your own with model/, hardware/ ... YAML files", "DIR", many=True)
 CFG = Option("--cfg", "print the whole configuration as YAML and stop (--cfg job)", "WHAT")
 MULTIRUN = Option("--multirun", "run every combination of KEY=A,B and KEY=range(A,B,STEP)", short="-m")

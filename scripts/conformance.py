@@ -33,12 +33,11 @@ def run(arguments: Arguments) -> Answer:
         raise ValueError(f"{path}: no traces here to replay, only scenarios; wanted are folders with traces/, too.")
     headers = check_headers(sets)
     outcomes = []
-    with progress(len(headers), "replaying", not arguments.switch("--json")) as tick:
+    with progress(len(headers), "replaying", not arguments.switch("--json")) as tell:
         for recorded in sets:
             for outcome in replay_set(recorded, headers):
                 outcomes.append(outcome)
-                if tick:
-                    tick(len(outcomes))
+                tell(len(outcomes))
     sums = [*unsupported_lines(outcomes), last_line(outcomes)]
     text = "\n".join([*trace_lines(outcomes), "", *set_lines(sets, outcomes), "", *sums])
     return Answer(fields(sets, outcomes), text, 0 if all(outcome.decisions_identical for outcome in outcomes) else 1)

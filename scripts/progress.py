@@ -1,39 +1,75 @@
-"""Progress on standard error: a bar where a person watches it, lines where a long command's errors go to a file."""
+"""Progress on standard error: a bar where a person watches it, else a line now and then."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
+
+
+EVERY_S = 10.0
+"""Where there is no bar, a line comes this often, so that a long run can be told from one that hangs."""
+
+
+class Tell(Protocol):
+    """What to call with the number done so far, and in words how far the work is otherwise."""
+
+    def __call__(self, done: int, besides: str = "") -> None:
+        """Show it, if it is time to."""
 
 
 @contextmanager
-def progress(total: int, text: str, wanted: bool, lines: bool = False) -> Iterator[Callable[[int], None] | None]:
-    """Yields what to call with the number done so far, or None where nothing is shown (`--json`, no terminal).
+def progress(total: int, text: str, bar: bool, tenths: bool = False) -> Iterator[Tell]:
+    """Yields what to call with the number done so far.
 
-    With `lines`, a line for each tenth of `total` takes the place of the bar where there is no terminal.
+    With `bar`, and a terminal to show it on, a bar; otherwise a line every ten seconds, or with `tenths` one for each
+    tenth of `total`.
     """
-    if wanted and lines and not sys.stderr.isatty():
-        yield each_tenth(total, text)
-        return
-    if not (wanted and sys.stderr.isatty()):
-        yield None
+    if not (bar and sys.stderr.isatty()):
+        yield each_tenth(total, text) if tenths else now_and_then(total, text)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(text, total=total)
-        yield lambda done: bar.update(task, completed=done)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[besides]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(text, total=total, besides="")
+        yield lambda done, besides="": shown.update(task, completed=done, besides=besides)
 
 
-def each_tenth(total: int, text: str) -> Callable[[int], None]:
+def now_and_then(total: int, text: str, clock: Callable[[], float] = time.monotonic) -> Tell:
+    """Prints how many are done, at most once in `EVERY_S` and not before that much has passed."""
+    due = clock() + EVERY_S
+
+    def tell(done: int, besides: str = "") -> None:
+        nonlocal due
+        if clock() >= due:
+            due = clock() + EVERY_S
+            say(text, done, total, besides)
+
+    return tell
+
+
+def each_tenth(total: int, text: str) -> Tell:
     """Prints how many are done, once for each tenth of `total`."""
     tenths = 0
 
-    def tell(done: int) -> None:
+    def tell(done: int, besides: str = "") -> None:
         nonlocal tenths
         if 10 * done // max(total, 1) > tenths:
             tenths = 10 * done // max(total, 1)
-            print(f"headway: {text}, {done:,} of {total:,}", file=sys.stderr, flush=True)
+            say(text, done, total, besides)
 
     return tell
+
+
+def say(text: str, done: int, total: int, besides: str) -> None:
+    """One line."""
+    more = f", {besides}" if besides else ""
+    print(f"headway: {text}, {done:,} of {total:,}{more}", file=sys.stderr, flush=True)

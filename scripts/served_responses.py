@@ -71,11 +71,10 @@ def _read(path: Path, head: Mapping[str, str], rows: list[Row]) -> Found:
 def _simulated(rows: list[Row], predictor: str, jobs: int, shown: bool) -> Found:
     found: dict[int, Response | str] = {}
     work: Callable[[Row], Response | str] = partial(respond_row, predictor=predictor)
-    with progress(len(rows), "simulating", shown, lines=True) as tell:
+    with progress(len(rows), "simulating", shown, tenths=True) as tell:
         for row, one in each(work, rows, jobs, DIED):
             found[row.line] = one
-            if tell is not None:
-                tell(len(found))
+            tell(len(found))
     return found
 
 

@@ -50,8 +50,8 @@ def simulate_one(asked: Request, show_progress: bool) -> Answer:
     from sim import api
 
     job = api.prepare(config)
-    with progress(len(job.workload), "requests", show_progress) as report:
-        result = api.run(job, report)
+    with progress(len(job.workload), "simulating: requests ended", show_progress) as tell:
+        result = api.run(job, lambda ended, now_ns: tell(ended, f"{now_ns / 1e9:,.1f} s simulated"))
     summary = write_results(result, folder, asked.overrides, config.percentiles)
     fields = summary | {
         "results": str(folder),

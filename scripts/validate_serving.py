@@ -56,7 +56,7 @@ def run(arguments: Arguments) -> Answer:
     setups, predictions = set_up([*rows, *apart], own)
     check_settings(setups, own, arguments.values("--config-dir"))
     wanted = sorted({setup.overrides for setup in setups.values()})
-    with progress(len(wanted), "simulating", not arguments.switch("--json"), lines=True) as tell:
+    with progress(len(wanted), "simulating", not arguments.switch("--json"), tenths=True) as tell:
         found = dict(simulated(wanted, arguments.values("--config-dir"), jobs, tell))
     predictions |= {line: found[setup.overrides] for line, setup in setups.items()}
     points = [
@@ -172,10 +172,9 @@ def set_up(rows: Sequence[Row], own: Sequence[str]) -> tuple[dict[int, Setup], d
 
 
 def simulated(
-    wanted: Sequence[Overrides], config_dirs: Sequence[str], jobs: int, tell: Callable[[int], None] | None
+    wanted: Sequence[Overrides], config_dirs: Sequence[str], jobs: int, tell: Callable[[int], None]
 ) -> Iterator[tuple[Overrides, Prediction]]:
     """Each configuration with its prediction, from `jobs` processes; `tell` is called with the number done."""
     for done, pair in enumerate(predictions(wanted, config_dirs, jobs), 1):
-        if tell is not None:
-            tell(done)
+        tell(done)
         yield pair

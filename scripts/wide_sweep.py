@@ -78,6 +78,5 @@ def sweep_here(jobs: list[SweepJob], folder: Path, show_progress: bool) -> bool:
                 ended.add(number)
             except Exception as why:
                 fail(number, why)
-            if report is not None:
-                report(len(ended))
+            report(len(ended))
     return True

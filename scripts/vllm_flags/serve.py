@@ -55,7 +55,7 @@ def version_key(version: str) -> tuple[int, ...]:
 def choose_engine(name: str, wanted: str | None) -> list[str]:
     """Overrides for the engine `name` at `wanted` (`vllm-0.33.0`, `vllm@0.33`, `0.33.0`), or at its default version.
 
-    A version without a profile of its own takes the nearest earlier one, which the settings then say.
+    A version without a profile of its own takes the nearest earlier one, or the oldest, which the settings then say.
     """
     profiles = [choice for choice in choices("engine") if choice.startswith(f"{name}-")]
     if not profiles:
@@ -69,9 +69,7 @@ def choose_engine(name: str, wanted: str | None) -> list[str]:
     if not found:
         raise ValueError(f"--engine wants {name}-VERSION, got {wanted}{did_you_mean(nearest(wanted, profiles))}")
     version = version_key(found[1])
-    profile = next((known for known in newest_first if version_key(known) <= version), None)
-    if profile is None:
-        raise ValueError(f"--engine {wanted}: the earliest {name} known is {newest_first[-1]}.")
+    profile = next((known for known in newest_first if version_key(known) <= version), newest_first[-1])
     exact = version_key(profile) == version
     return [f"engine={known[profile]}"] + ([] if exact else [f'engine.version="{found[1]}"'])
 

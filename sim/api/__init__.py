@@ -16,6 +16,7 @@ from sim.api.fleet import Fleet, build_fleet, run_fleet_of
 from sim.api.job import Infeasible as Infeasible, Job as Job, build as build
 from sim.api.outcome import assemble, timing
 from sim.cost.table import PriceTable
+from sim.event.cluster import OnProgress
 from sim.event.run import run_exact
 from sim.report.result import SimulationResult
 from sim.scan.jobs import Status, servable, why_exact as lane_needs_exact
@@ -34,8 +35,11 @@ def prepare(conf: SimulateConf, workload: Workload | None = None) -> Job | Fleet
     return build_fleet(conf, workload) if conf.deployment.pools else build(conf, workload)
 
 
-def run(job: Job | Fleet, on_progress: Callable[[int], None] | None = None) -> SimulationResult:
-    """Simulate a job with the exact engine. `on_progress` is called now and then with the requests sent so far."""
+def run(job: Job | Fleet, on_progress: OnProgress | None = None) -> SimulationResult:
+    """Simulate a job with the exact engine.
+
+    `on_progress(ended, now_ns)` is called now and then with the requests that have ended and the simulated time.
+    """
     if isinstance(job, Fleet):
         return run_fleet_of(job, on_progress)
     started = time.perf_counter()

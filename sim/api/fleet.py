@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from sim.cost.stages import StagePrices
 from sim.cost.table import PriceTable
 from sim.deployment.pools import PoolSpec, pools_of
 from sim.deployment.topology import Topology, lay_out
+from sim.event.cluster import OnProgress
 from sim.event.handover import HandOverCosts
 from sim.event.pool import EnginePool
 from sim.event.routing.find import make_router, sheds
@@ -180,7 +181,7 @@ def _prices(fleet: Fleet) -> list[PriceTable | StagePrices | LockstepPrices]:
     return found
 
 
-def run_fleet_of(fleet: Fleet, on_progress: Callable[[int], None] | None = None) -> SimulationResult:
+def run_fleet_of(fleet: Fleet, on_progress: OnProgress | None = None) -> SimulationResult:
     """Simulate a fleet with the exact engine."""
     started = time.perf_counter()
     prices = _prices(fleet)

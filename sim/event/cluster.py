@@ -19,6 +19,12 @@ from sim.units import NS_PER_S
 MAX_EMPTY_TURNS = 10_000
 MAX_FRUITLESS_PREEMPTIONS = 10_000
 
+OnProgress = Callable[[int, int], None]
+"""Told how many requests have ended, and the simulated time in ns."""
+
+PROGRESS_EVENTS = 256
+"""Progress is told once in so many events."""
+
 
 class Stuck(ValueError):
     """A replica will never finish: its scheduler decides nothing any more, or preempts without a token in between."""
@@ -109,8 +115,8 @@ class Cluster:
             replica.blocked = False
             self.agenda.wake(target, now_ns)
 
-    def run(self, on_progress: Callable[[int], None] | None = None) -> None:
-        """Everything to the end; `on_progress(sent)` is called now and then with the number of requests sent."""
+    def run(self, on_progress: OnProgress | None = None) -> None:
+        """Everything to the end; `on_progress(ended, now_ns)` is called now and then."""
         agenda, client, replicas = self.agenda, self.client, self.replicas
         while True:
             at = client.next_ns
@@ -137,8 +143,8 @@ class Cluster:
                 agenda.now_ns = at
                 agenda.events += 1
                 self._take_arrivals(at)
-            if on_progress is not None and agenda.events & 4095 == 0:
-                on_progress(client.sent)
+            if on_progress is not None and agenda.events % PROGRESS_EVENTS == 0:
+                on_progress(client.ends, agenda.now_ns)
 
     def _take_arrivals(self, now_ns: int) -> None:
         client = self.client

@@ -17,7 +17,7 @@ from sim.event.agenda import Agenda
 from sim.event.balance import RankGroup
 from sim.event.checks import check_conservation
 from sim.event.client import Client
-from sim.event.cluster import NOBODY, Cluster, Entry
+from sim.event.cluster import NOBODY, Cluster, Entry, OnProgress
 from sim.event.content import request_content
 from sim.event.handover import FREE, HandOver, HandOverCosts, hand_over_of
 from sim.event.lifecycle import Elastic, Lifecycle
@@ -93,7 +93,7 @@ def run_exact(
     router_options: Mapping[str, Any] | None = None,
     elastic: Elastic | None = None,
     seed: int = 0,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> ExactRun:
     """Simulate `workload` on `replicas` equal engines of `num_gpu_blocks` KV blocks each (one is the null block).
 
@@ -126,7 +126,7 @@ def run_fleet(
     costs: HandOverCosts = FREE,
     elastic: Elastic | None = None,
     seed: int = 0,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> ExactRun:
     """Simulate `workload` on several pools of replicas, which are numbered through, rank by rank, in their order.
 

@@ -15,6 +15,8 @@ from sim.model.spec import ModelSpec
 Trial = Callable[[EngineSettings, DeploymentConf], MemoryBudget]
 
 MOST_RANKS = 64
+MOST_STAGES = 64
+LEAST_LENGTH = 2048
 LEAST_TOKENS = 256
 
 
@@ -53,14 +55,63 @@ def advice(
     island = Node(device).island
     if ranks and ranks <= island:
         found.append(f"it fits with deployment.tensor_parallel={ranks}")
-    elif ranks:
-        found.append(
-            "it would need "
-            f"deployment.tensor_parallel={ranks}, more than the {island:.0f} of one node or scale-up domain"
-        )
+        return Advice(", or ".join(found), 0, ranks)
+    whole = bool(found)
+    if ranks:
+        found.append(f"it would need deployment.tensor_parallel={ranks}{_beyond(ranks, island)}")
     elif not found:
-        found.append(f"no tensor-parallel size of up to {MOST_RANKS} that divides the model makes it fit")
+        shorter = _shorter(model, device, engine, deployment, trial)
+        found += [shorter] if shorter else []
+    stages = "" if whole else _stages(model, device, engine, deployment, trial)
+    found += [stages] if stages else []
+    if not found:
+        found.append(
+            f"no tensor-parallel size of up to {MOST_RANKS} that divides the model and no number of pipeline stages of "
+            f"up to {MOST_STAGES} makes it fit"
+        )
     return Advice(", or ".join(found), 0, ranks)
+
+
+def _beyond(ranks: int, island: float) -> str:
+    """A remark for more ranks than reach each other without the network."""
+    return f", more than the {island:.0f} of one node or scale-up domain" if ranks > island else ""
+
+
+def _shorter(
+    model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf, trial: Trial
+) -> str:
+    """The fewest ranks that hold a length halved as often as needed; empty if none do."""
+    lengths = []
+    while engine.max_model_len >> (len(lengths) + 1) >= LEAST_LENGTH:
+        lengths.append(engine.max_model_len >> (len(lengths) + 1))
+    for ranks in model.tensor_parallel_sizes(MOST_RANKS):
+        for length in lengths:
+            larger = replace(deployment, tensor_parallel=ranks)
+            if ranks > deployment.tensor_parallel and _fits(trial, replace(engine, max_model_len=length), larger):
+                return (
+                    f"engine.max_model_len={length} fits with deployment.tensor_parallel={ranks}"
+                    f"{_beyond(ranks, Node(device).island)}"
+                )
+    return ""
+
+
+def _stages(
+    model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf, trial: Trial
+) -> str:
+    """The fewest devices in pipeline stages, each of one node or scale-up domain, that hold it; empty if none do."""
+    node = Node(device)
+    sizes = [
+        (ranks, 1 << power)
+        for ranks in model.tensor_parallel_sizes(MOST_RANKS)
+        for power in range(1, MOST_STAGES.bit_length())
+        if ranks <= node.island and deployment.pipeline_parallel < 1 << power <= len(model.layers)
+    ]
+    for ranks, stages in sorted(sizes, key=lambda size: (size[0] * size[1], size[1])):
+        if not node.link_for(ranks).exists and ranks > 1 or not node.link_for(ranks * stages).exists:
+            continue
+        if _fits(trial, engine, replace(deployment, tensor_parallel=ranks, pipeline_parallel=stages)):
+            return f"it fits with deployment.tensor_parallel={ranks} and deployment.pipeline_parallel={stages}"
+    return ""
 
 
 def smallest_tensor_parallel(

@@ -176,8 +176,8 @@ def _misfit(budget: MemoryBudget, device: DeviceConf, engine: EngineSettings, sh
         )
     elif left <= 0 or stage.num_blocks < 1:
         verdict = (
-            f"does not fit: weights and the rest of the sum leave {left / GIB:.2f} GiB for the KV cache "
-            f"of {device.name}, less than one block"
+            f"does not fit: weights and the rest of the sum need {(requested - left) / GIB:.2f} GiB of {device.name}, "
+            f"which has {requested / GIB:.2f} GiB for them and the KV cache"
         )
     elif vllm and not _starts(budget, shape):
         needed = stage.layout.needed_bytes(shape)

@@ -176,7 +176,7 @@ def test_too_heavy_says_the_smallest_tensor_parallel():
     big = load_model(str(catalogue()["llama-3.1-70b"]))
     found = budget(big)
     assert not found.fits and found.available_bytes < 0 and found.num_blocks == 0
-    assert "GiB for the KV cache" in found.verdict
+    assert "which has 71.27 GiB for them and the KV cache" in found.verdict  # 0.9 x 79.19
     assert found.verdict.endswith("it fits with deployment.tensor_parallel=2.")
     assert found.smallest_tensor_parallel == 2 and found.longest_model_len == 0
     assert budget(big, tp=2).fits
@@ -187,6 +187,20 @@ def test_too_heavy_says_the_smallest_tensor_parallel():
     tiny = replace(H100, memory_bytes=1.0 * GIB)
     hopeless = budget(big, device=tiny)
     assert hopeless.smallest_tensor_parallel == 0 and "no tensor-parallel size" in hopeless.verdict
+
+
+def test_too_heavy_for_any_tensor_parallel_size_names_stages_and_a_shorter_length():
+    # 756 GiB of weights are 11.8 GiB on 64 cards of 23.5. With tensor parallel 64 the 8 KV heads are on 8 ranks each,
+    # and 131,072 tokens take 67.6 / 8 = 8.4 GiB of a rank; a quarter of them takes 2.1. Over 8 stages it is 67.6 / 64.
+    card, large = load_device("rtx-4090"), load_model(str(catalogue()["llama-3.1-405b"]))
+    found = budget(large, device=card, max_model_len=131072)
+    assert found.smallest_tensor_parallel == 0
+    assert (
+        "engine.max_model_len=32768 fits with deployment.tensor_parallel=64, more than the 8 of one node or scale-up "
+        "domain, or it fits with deployment.tensor_parallel=8 and deployment.pipeline_parallel=8."
+    ) in found.verdict
+    assert budget(large, tp=64, device=card, max_model_len=32768).fits
+    assert not budget(large, tp=64, device=card, max_model_len=65536).fits
 
 
 def test_asking_for_more_than_is_free():
@@ -228,11 +242,14 @@ SMALL = replace(H100, memory_bytes=24.0 * GIB)
             {"gpu_memory_utilization": 1.0, "device": SMALL, "max_num_seqs": 8, "max_model_len": 131072},
             r"are free on .*; with 0.99 it does not fit: one request .*; the largest max_model_len that fits is \d",
         ),
-        ({"gpu_memory_utilization": 0.5, "device": SMALL}, r"less than one block; it fits with engine.gpu_memory_util"),
+        (
+            {"gpu_memory_utilization": 0.5, "device": SMALL},
+            r"for them and the KV cache; it fits with engine.gpu_memory_util",
+        ),
         # 2 million tokens of a batch take more than the device: no number of ranks helps as much as a smaller batch
         (
             {"max_num_batched_tokens": 2**20, "max_num_seqs": 256},
-            r"one block; it fits with engine.max_num_batched_tokens=\d+, or it fits with deployment.tensor_parallel",
+            r"KV cache; it fits with engine.max_num_batched_tokens=\d+, or it fits with deployment.tensor_parallel",
         ),
         ({"model": LLAMA, "device": replace(H100, memory_bytes=1e9)}, r"no tensor-parallel size"),
     ],

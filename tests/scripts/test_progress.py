@@ -1,10 +1,10 @@
-"""Progress where nobody watches: lines, of long commands that ask for them."""
+"""Progress where nobody watches: a line now and then, or for each tenth."""
 
-from scripts.progress import progress
+from scripts.progress import EVERY_S, now_and_then, progress
 
 
 def test_a_line_for_each_tenth(capsys):
-    with progress(30, "simulating", wanted=True, lines=True) as tell:
+    with progress(30, "simulating", bar=True, tenths=True) as tell:
         for done in range(1, 31):
             tell(done)
     lines = capsys.readouterr().err.splitlines()
@@ -13,15 +13,40 @@ def test_a_line_for_each_tenth(capsys):
 
 
 def test_a_tenth_that_is_less_than_one_is_no_line_of_its_own(capsys):
-    with progress(2, "simulating", wanted=True, lines=True) as tell:
+    with progress(2, "simulating", bar=True, tenths=True) as tell:
         tell(1)
         tell(1)
         tell(2)
     assert capsys.readouterr().err.count("\n") == 2
 
 
-def test_nothing_without_a_terminal_unless_asked_for(capsys):
-    for wanted, lines in ((True, False), (False, True)):
-        with progress(2, "jobs", wanted, lines) as tell:
-            assert tell is None
+def test_what_is_soon_done_says_nothing(capsys):
+    for bar in (True, False):
+        with progress(2, "jobs", bar) as tell:
+            tell(1)
+            tell(2)
     assert capsys.readouterr().err == ""
+
+
+def test_a_long_run_says_now_and_then_how_far_it_is(capsys):
+    now = 100.0
+    tell = now_and_then(1000, "requests ended", lambda: now)
+    for second in range(1, 36):
+        now = 100.0 + second
+        tell(10 * second, f"{2 * second} s simulated")
+    assert EVERY_S == 10.0
+    assert capsys.readouterr().err.splitlines() == [
+        f"headway: requests ended, {10 * second} of 1,000, {2 * second} s simulated" for second in (10, 20, 30)
+    ]
+
+
+def test_a_long_simulation_says_how_far_it_is(headway, monkeypatch):
+    """Every line is due at once: those of a run count requests that have ended, and the time simulated."""
+    monkeypatch.setattr("scripts.progress.EVERY_S", 0.0)
+    words = ["model=llama-3.2-1b", "hardware=h100-sxm", "workload=fixed-1024-128", "workload.num_requests=400"]
+    for extra in ([], ["--json"]):
+        found = headway("simulate", *words, "workload.rate=50", *extra)
+        lines = [line for line in found.err.splitlines() if "requests ended" in line]
+        assert lines and all(" of 400, " in line and line.endswith(" s simulated") for line in lines)
+        counts = [int(line.split(", ")[1].split()[0].replace(",", "")) for line in lines]
+        assert counts == sorted(counts) and 0 < counts[-1] <= 400

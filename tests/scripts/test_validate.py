@@ -133,7 +133,6 @@ BROKEN_META = {
     '{"engine_kwargs": "x"}': "engine_kwargs: must hold a mapping of keys, got str",
     '{"vllm_version": "abc"}': "meta.json: vllm_version=abc: a version such as 0.19.0 is wanted",
     '{"vllm_version": [1]}': "a version such as 0.19.0 is wanted, got .1.",
-    '{"vllm_version": "0.1"}': "the earliest vllm known is",
     '{"engine_kwargs": {"max_num_seqs": [1]}}': r"max_num_seqs wants a whole number, got \[1\]",
     '{"engine_kwargs": {"max_num_seqs": 1.5}}': "max_num_seqs wants a whole number, got 1.5",
     '{"engine_kwargs": {"tensor_parallel_size": true}}': "tensor_parallel_size wants a whole number, got True",

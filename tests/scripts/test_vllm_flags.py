@@ -333,11 +333,15 @@ def test_engine_versions(wanted, overrides):
 
 @pytest.mark.parametrize(
     ("wanted", "said"),
-    [("vlm-0.19", "wants vllm-VERSION, got vlm-0.19"), ("vllm-0.1", "the earliest vllm known is 0.10.2")],
+    [("vlm-0.19", "wants vllm-VERSION, got vlm-0.19"), ("vllm-new", "wants vllm-VERSION, got vllm-new")],
 )
 def test_engine_versions_that_are_none(wanted, said):
     with pytest.raises(ValueError, match=said):
         choose_engine("vllm", wanted)
+
+
+def test_a_version_before_all_profiles_takes_the_oldest():
+    assert choose_engine("vllm", "vllm-0.9.0") == ["engine=vllm-0.10.2", 'engine.version="0.9.0"']
 
 
 def test_engine_arguments_of_a_recorded_run():
