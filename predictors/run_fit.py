@@ -109,6 +109,10 @@ def adjusted(plan: Plan, values: Mapping[str, float], source: str = "`headway ca
     # the step's host time is the ranks' own: what they run together has none
     rates = {name: value for name, value in values.items() if name not in SECONDS and name != "eager"}
     shared = None if plan.shared is None else adjusted_arrays(plan.shared, rates)
+    exchange = plan.exchange
+    if plan.shared is not None and exchange.prefill is not None:
+        prefill = dataclasses.replace(plan.shared, collective=exchange.prefill)
+        exchange = dataclasses.replace(exchange, prefill=adjusted_arrays(prefill, rates).collective)
     shown = ", ".join(f"{name} {float(value):.4g}" for name, value in values.items())
     rows = (*plan.assumptions, ("constants learned from servers", shown, source))
     profile = dataclasses.replace(engine.profile, api_pickup_s=pickup_s)
@@ -116,6 +120,7 @@ def adjusted(plan: Plan, values: Mapping[str, float], source: str = "`headway ca
         plan,
         stages=stages,
         shared=shared,
+        exchange=exchange,
         engine=dataclasses.replace(engine, profile=profile),
         assumptions=rows,
     )

@@ -9,10 +9,12 @@ from conf.files import by_hf_id, choices, hub_names, looks_like_file
 from conf.mistakes import did_you_mean, nearest
 from scripts.vllm_flags.parser import WANTED, Flag, Given, convert, parse_flags, words_of
 from scripts.vllm_flags.translation import Rule, Translation, apply, literal, table
-from sim.deployment.check import EXCHANGES
+from sim.deployment.all_to_all import AUTO, DIRECT, EXCHANGES
 from sim.documents import user_path
+from sim.hardware.exchange_form import HIGH_THROUGHPUT, LOW_LATENCY
 
 
+DEEPEP_MODES = {"auto": AUTO, "normal": HIGH_THROUGHPUT, "low_latency": LOW_LATENCY}
 SERVE, BENCH, SGLANG, TRTLLM = "vllm serve", "vllm bench serve", "sglang serve", "trtllm-serve"
 
 # How each program may begin, and the engine whose profiles it is run with.
@@ -158,14 +160,32 @@ def data_parallel_rule(given: Given, out: Translation) -> None:
 
 def all_to_all_rule(given: Given, out: Translation) -> None:
     """How tokens get to the experts of other ranks, where there are any."""
-    backend = given.flags["all2all-backend"]
+    backend = given.flags["all2all-backend"].removeprefix("flashinfer_")
     if given.flags.get("data-parallel-size", 1) == 1:
         out.ignored.append(("--all2all-backend", "there are no data-parallel ranks to exchange tokens with"))
+    elif backend in DIRECT and not given.flags.get("enable-expert-parallel"):
+        out.ignored.append(("--all2all-backend", "only --enable-expert-parallel has whole experts to send tokens to"))
     elif backend in EXCHANGES:
         out.set("deployment.all_to_all", backend)
     else:
         why = f"{backend} is not modelled yet: tokens are exchanged as the version does by default"
         out.ignored.append(("--all2all-backend", why))
+
+
+def sglang_all_to_all_rule(given: Given, out: Translation) -> None:
+    """DeepEP in one of its modes, `auto` by default; experts are then whole, one group over all ranks."""
+    backend, mode = given.flags.get("moe-a2a-backend", "none"), given.flags.get("deepep-mode", "auto")
+    if backend == "none":
+        return
+    if backend != "deepep" or mode not in DEEPEP_MODES:
+        named = f"{backend} --deepep-mode {mode}" if backend == "deepep" else backend
+        why = f"{named} is not modelled: tokens are exchanged as the version does by default"
+        out.ignored.append(("--moe-a2a-backend", why))
+    elif given.flags.get("enable-dp-attention") and given.flags.get("dp-size", 1) > 1:
+        out.set("deployment.all_to_all", DEEPEP_MODES[mode])
+        out.set("deployment.expert_parallel", True)
+    else:
+        out.ignored.append(("--moe-a2a-backend", "there are no data-parallel ranks to exchange tokens with"))
 
 
 def sglang_parallel_rule(given: Given, out: Translation) -> None:
@@ -291,6 +311,7 @@ RULES: dict[str, Rule] = {
     "model": model_rule,
     "data_parallel": data_parallel_rule,
     "all_to_all": all_to_all_rule,
+    "sglang_all_to_all": sglang_all_to_all_rule,
     "sglang_parallel": sglang_parallel_rule,
     "dtype": dtype_rule,
     "quantization": quantization_rule,

@@ -76,7 +76,8 @@ class Job:
         """The plan's prices: one table, one per pipeline stage, or those of data-parallel ranks in lockstep."""
         plan = self.plan
         if plan.shared is not None:
-            return lockstep_prices(self.cost, plan.arrays, plan.shared, plan.domains.dp_attn, *self._most())
+            ranks = plan.domains.dp_attn
+            return lockstep_prices(self.cost, plan.arrays, plan.shared, ranks, *self._most(), plan.exchange)
         if plan.hand_over is None or plan.tokens_back is None:
             return self.price_table()
         return stage_prices(self.cost, plan.stages, plan.hand_over, plan.tokens_back, *self._most())
@@ -104,8 +105,8 @@ class Job:
     def price_key(self) -> bytes:
         """Equal for jobs whose prices are equal."""
         plan = self.plan
-        shape = repr((self._most(), plan.domains, len(plan.stages))).encode()
-        parts = (self.cost, plan.stages, plan.shared, plan.hand_over, plan.tokens_back)
+        shape = repr((self._most(), plan.domains, plan.exchange.decides, len(plan.stages))).encode()
+        parts = (self.cost, plan.stages, plan.shared, plan.exchange, plan.hand_over, plan.tokens_back)
         return shape + b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(parts))
 
 

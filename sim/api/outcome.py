@@ -105,7 +105,7 @@ def _components(job: Job, steps: StepTable, stages: StageTable | None) -> tuple[
         # ranks of one replica that start at the same time run one step
         replica = np.asarray(steps.replica) // plan.domains.dp_attn
         _, step = np.unique(np.stack([replica, steps.start_ns]), axis=1, return_inverse=True)
-        found = lockstep_steps(job.cost, plan.arrays, plan.shared, steps, step)
+        found = lockstep_steps(job.cost, plan.arrays, plan.shared, steps, step, plan.exchange)
         used_s = 1e-9 * (steps.end_ns - steps.start_ns)
         return found, bool((abs(used_s - found["total_s"]) <= 1.001e-9).all())
     totals: dict[str, np.ndarray] = {}

@@ -8,11 +8,13 @@ not hide,
     step = max over ranks (o_r + l_r + late_r) + s + gap + host + max over ranks (head and sampler)
     late_r = max(0, launch - o_r - s)
 
-Of R ranks each gets the tokens of all others, so the one with the fewest decides: N - min T_r. The exchange takes as
-long as one of `exchanged(N, min T_r, R)` tokens that are spread evenly.
+Where tokens are gathered, each of R ranks gets those of all others, so the one with the fewest decides: N - min T_r.
+Where each sends its own, the one with the most does (`ExchangeRule`). Either way the exchange takes as long as one of
+`exchanged` tokens that are spread evenly. It may be another in steps in which some rank prefills.
 """
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ import numpy as np
 from sim.cost.lengths import LengthTerms
 from sim.cost.model import CostModel
 from sim.cost.table import length_terms, price_steps
-from sim.deployment.plan import PlanArrays
+from sim.deployment.plan import FEWEST, GATHERS, MOST, ExchangeRule, PlanArrays
 
 
 DEVICE = ("gemm_s", "moe_s", "elementwise_s", "collective_s")
@@ -32,6 +34,7 @@ class LockstepPrices(NamedTuple):
 
     - `own_s`: `[tokens + 1]`: products, elementwise kernels and collectives of one rank, by its padded tokens.
     - `experts_s`, `exchange_s`: `[ranks x tokens + 1]`: by the padded tokens of all ranks, evenly spread.
+    - `prefill_exchange_s`: the same of steps with a prefill; None: `exchange_s`. `decides`: as in `ExchangeRule`.
     - `row_s`: `[rows + 1]`: LM head and sampler of one rank. `lengths`: constants of the lengths' closed form.
     - `launch_s`, `gap_s`: `[mode]`: to submit a step, and what the device always waits; `host_s` of every step.
     """
@@ -44,10 +47,18 @@ class LockstepPrices(NamedTuple):
     launch_s: np.ndarray
     gap_s: np.ndarray
     host_s: float
+    prefill_exchange_s: np.ndarray | None = None
+    decides: str = FEWEST
 
 
 def lockstep_prices(
-    cost: CostModel, own: PlanArrays, shared: PlanArrays, ranks: int, max_tokens: int, max_rows: int
+    cost: CostModel,
+    own: PlanArrays,
+    shared: PlanArrays,
+    ranks: int,
+    max_tokens: int,
+    max_rows: int,
+    exchange: ExchangeRule = GATHERS,
 ) -> LockstepPrices:
     """Tabulate `cost` for `ranks` ranks of up to `max_tokens` padded tokens and `max_rows` emitting rows each."""
 
@@ -58,7 +69,9 @@ def lockstep_prices(
         padded_tokens=np.concatenate([tokens, np.zeros(len(rows))]),
         emitting=np.concatenate([np.zeros(len(tokens)), rows]),
     )
-    together = _priced(cost, shared, padded_tokens=np.arange(ranks * max_tokens + 1.0))
+    every = np.arange(ranks * max_tokens + 1.0)
+    together = _priced(cost, shared, padded_tokens=every)
+    prefill = None if exchange.prefill is None else replace(shared, collective=exchange.prefill)
     return LockstepPrices(
         own_s=_device_s(alone)[: len(tokens)],
         experts_s=_device_s(together) - together["collective_s"],
@@ -68,11 +81,18 @@ def lockstep_prices(
         launch_s=np.asarray(own.device.launch_s, np.float64),
         gap_s=np.asarray(own.device.gap_s, np.float64),
         host_s=float(own.device.host_s),
+        prefill_exchange_s=None if prefill is None else _priced(cost, prefill, padded_tokens=every)["collective_s"],
+        decides=exchange.decides,
     )
 
 
 def lockstep_steps(
-    cost: CostModel, own: PlanArrays, shared: PlanArrays, columns: Any, step: np.ndarray
+    cost: CostModel,
+    own: PlanArrays,
+    shared: PlanArrays,
+    columns: Any,
+    step: np.ndarray,
+    exchange: ExchangeRule = GATHERS,
 ) -> dict[str, np.ndarray]:
     """Seconds by component of rows that are one rank's part in a step each, and `total_s` of the step, float64.
 
@@ -85,12 +105,15 @@ def lockstep_steps(
     found = price_steps(cost, own, columns)
     tokens = np.asarray(columns.padded_tokens, np.float64)
     mode = np.asarray(columns.graph_mode, np.int64)
-    whole, least = np.bincount(step, tokens, count), -_largest(-tokens, step, count)
-    ranks = np.bincount(step, minlength=count)
-    each = zip(whole.tolist(), least.tolist(), ranks.tolist(), strict=True)
-    moved = np.array([exchanged(total, fewest, size) for total, fewest, size in each], np.float64)
-    together = _priced(cost, shared, padded_tokens=whole)
-    together["collective_s"] = _priced(cost, shared, padded_tokens=moved)["collective_s"]
+    whole, ranks = np.bincount(step, tokens, count), np.bincount(step, minlength=count)
+    least, most = -_largest(-tokens, step, count), _largest(tokens, step, count)
+    each = zip(whole.tolist(), least.tolist(), most.tolist(), ranks.tolist(), strict=True)
+    moved = np.array([exchanged(exchange.decides, *sizes) for sizes in each], np.float64)
+    together = _together(cost, shared, whole, moved)
+    if exchange.prefill is not None:
+        prefills = _largest(np.asarray(columns.prefill_tokens, np.float64), step, count) > 0
+        other = _together(cost, replace(shared, collective=exchange.prefill), whole, moved)
+        together = {name: np.where(prefills, other[name], price) for name, price in together.items()}
     parts = {name: found[name] + together[name][step] for name in DEVICE}
     launch_s, gap_s = np.asarray(own.device.launch_s), np.asarray(own.device.gap_s)
     device_s = _device_s(parts)
@@ -106,14 +129,26 @@ def lockstep_steps(
     return parts
 
 
+def _together(cost: CostModel, shared: PlanArrays, whole: np.ndarray, moved: np.ndarray) -> dict[str, np.ndarray]:
+    """The price of the shared part: experts of `whole` tokens, the exchange of `moved` ones."""
+    return _priced(cost, shared, padded_tokens=whole) | {
+        "collective_s": _priced(cost, shared, padded_tokens=moved)["collective_s"]
+    }
+
+
 def _device_s(price: dict[str, np.ndarray]) -> np.ndarray:
     """What of a price launches hide behind."""
     found: np.ndarray = np.sum([price[name] for name in DEVICE], axis=0)
     return found
 
 
-def exchanged(tokens: float, least: float, ranks: int) -> int:
-    """Evenly spread tokens whose exchange takes as long: `(N - min T) R / (R - 1)`, rounded up."""
+def exchanged(decides: str, tokens: float, least: float, most: float, ranks: int) -> int:
+    """Evenly spread tokens whose exchange takes as long.
+
+    `(N - min T) R / (R - 1)`, rounded up, where the rank with the fewest of N tokens decides; `R max T` with the most.
+    """
+    if decides == MOST:
+        return int(most) * ranks
     return math.ceil((tokens - least) * ranks / (ranks - 1)) if ranks > 1 else int(tokens)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+from sim.deployment.all_to_all import EXCHANGES, GATHERED
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineConf, EngineProfile
 from sim.deployment.graphs import MODES
@@ -19,8 +20,6 @@ MAX_CAPTURED = 2**20
 MAX_BLOCKS = 2**40
 MAX_BYTES = 1e15
 MAX_HOST_S = 10.0
-EXCHANGES = ("allgather_reducescatter", "naive")
-"""How tokens get to the experts of other ranks (`sim.deployment.exchange`)."""
 BALANCES = ("queues", "least_outstanding", "round_robin")
 """Who gets a request among the data-parallel ranks of a replica (`sim.event.balance`)."""
 ASIDE = ("none", "all", "loads")
@@ -165,7 +164,10 @@ def check_profile(profile: EngineProfile, shipped: EngineProfile) -> None:
         "profile.connector.leaves_windows", transfers.leaves_windows, ENDS, "engine.profile.connector.leaves_windows"
     )
     _one_of("profile.parallel.balance", rules.balance, BALANCES, "engine.profile.parallel.balance")
-    _one_of("profile.parallel.all_to_all", rules.all_to_all, EXCHANGES, "engine.profile.parallel.all_to_all")
+    if rules.high_throughput_graphs:
+        key = "profile.parallel.high_throughput_graphs"
+        _one_of(key, rules.high_throughput_graphs, MODES, f"engine.{key}")
+    _one_of("profile.parallel.all_to_all", rules.all_to_all, GATHERED, "engine.profile.parallel.all_to_all")
     _between("profile.parallel.stats_interval_s", rules.stats_interval_s, 0.0, MAX_HOST_S, "seconds")
     for key in profile.memory:
         if key not in shipped.memory:

@@ -1,20 +1,25 @@
 """From what a user asked for to a checked plan: engine settings, plan arrays, and what had to be assumed."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from sim.deployment.all_to_all import AUTO, DIRECT, exchange_of, modes_of
 from sim.deployment.check import check_deployment
 from sim.deployment.conf import DeploymentConf
+from sim.deployment.direct import direct_exchanges, exchange_rule
 from sim.deployment.domains import Domains, domains_of
 from sim.deployment.engine import EngineConf, EngineSettings
-from sim.deployment.exchange import exchange_group, exchange_of, hand_over, library, tokens_back
+from sim.deployment.exchange import exchange_group, hand_over, library, tokens_back
 from sim.deployment.formats import format_of
 from sim.deployment.lower import attention_family, lower_rank
 from sim.deployment.plan import Plan, PlanArrays
+from sim.deployment.rules import ParallelRules
 from sim.deployment.settings import resolve_engine
 from sim.hardware.collectives import collective_constants
+from sim.hardware.exchange_form import HIGH_THROUGHPUT, LOW_LATENCY, ONE_SIDED
 from sim.hardware.node import Node
 from sim.hardware.spec import DeviceConf
 from sim.model.spec import MLA, Attention, ModelSpec, Recurrent
@@ -59,6 +64,7 @@ def compile_plan(
         tokens_back=tokens_back(device, ranks * (stages - 1) + 1) if stages > 1 else None,
         domains=domains,
         shared=lowered[0].shared,
+        exchange=exchange_rule(model, Counter(model.layers), device, domains, rules, exchange),
     )
 
 
@@ -106,8 +112,24 @@ def _check_shape(model: ModelSpec, device: DeviceConf, engine: EngineConf, deplo
             f"deployment.all_to_all={deployment.all_to_all} has no effect without data-parallel ranks that share "
             "experts: leave it out, or set deployment.data_parallel."
         )
+    if deployment.all_to_all in DIRECT:
+        _check_direct(device, deployment)
     if deployment.expert_parallel and not model.is_moe:
         raise ValueError(f"deployment.expert_parallel is set, but {model.name} has no experts; set it to false.")
+
+
+def _check_direct(device: DeviceConf, deployment: DeploymentConf) -> None:
+    way, ranks = deployment.all_to_all, deployment.tensor_parallel * deployment.data_parallel
+    if not deployment.expert_parallel:
+        raise ValueError(
+            f"deployment.all_to_all={way} sends tokens to whole experts: set deployment.expert_parallel=true, or leave "
+            "all_to_all out."
+        )
+    if way == ONE_SIDED and ranks > Node(device).domain:
+        raise ValueError(
+            f"deployment.all_to_all={way} reaches the {Node(device).domain:g} {device.name} of one scale-up domain, "
+            f"not {ranks} ranks: lower deployment.data_parallel, or choose {LOW_LATENCY}."
+        )
 
 
 def _assumptions(
@@ -138,7 +160,7 @@ def _assumptions(
         how = f"experts on {domains.ep_ffn} ranks, summed by all-reduce"
         yield "expert parallelism", how, "vLLM without data parallelism"
     if deployment.data_parallel > 1:
-        yield from _parallel_assumptions(device, settings, deployment, domains)
+        yield from _parallel_assumptions(model, device, settings, deployment, domains)
     if deployment.tensor_parallel > 1:
         found = collective_constants(device, "all_reduce", deployment.tensor_parallel, library(settings.name))
         yield "all-reduce", "estimated" if found.estimated else "measured constants", found.source
@@ -166,7 +188,7 @@ def _assumptions(
 
 
 def _parallel_assumptions(
-    device: DeviceConf, settings: EngineSettings, deployment: DeploymentConf, domains: Domains
+    model: ModelSpec, device: DeviceConf, settings: EngineSettings, deployment: DeploymentConf, domains: Domains
 ) -> Iterator[tuple[str, str, str]]:
     rules = settings.profile.parallel
     source = settings.profile.sources.get("parallel", "engine profile")
@@ -179,11 +201,28 @@ def _parallel_assumptions(
     kept = "whole ones" if domains.ep_ffn > 1 else "a slice of each"
     way = exchange_of(deployment, rules)
     yield "experts", f"over {domains.ranks} devices, {kept}, tokens by {way}", source
+    if way in DIRECT:
+        yield from _direct_assumptions(model, device, domains, rules, way)
+        return
     group = exchange_group(domains, rules)
     for op in ("all_gather", "all_reduce" if way == "naive" else "reduce_scatter"):
         found = collective_constants(device, op, group, library(settings.name))
         known = "estimated" if found.estimated else "measured constants"
         yield f"{op.replace('_', '-')} of {group}", known, found.source
+
+
+def _direct_assumptions(
+    model: ModelSpec, device: DeviceConf, domains: Domains, rules: ParallelRules, way: str
+) -> Iterator[tuple[str, str, str]]:
+    for mode in dict.fromkeys(modes_of(way)):
+        when = {AUTO: " with a prefill" if mode == HIGH_THROUGHPUT else " without prefills"}.get(way, "")
+        for op, _, _, found in direct_exchanges(model, Counter(model.layers), device, domains, rules, mode):
+            known = "estimated" if found.estimated else "measured"
+            error = f"{known}, {100 * found.rel_error:.0f} % error to expect"
+            yield f"{mode} {op} of {domains.ranks}{when}", error, found.source
+    yield "routing", "each token to random experts, evenly", "assumed: routing depends on the text"
+    how = "each rank's own; tensor-parallel devices divide its tokens before the experts"
+    yield "dense parts and shared experts", how, "engines with DeepEP (SGLang with --moe-dense-tp-size 1)"
 
 
 def _stage_assumptions(
@@ -227,6 +266,10 @@ def _not_modelled(
     if deployment.tensor_parallel > 1 or deployment.data_parallel > 1:
         yield "overlap of collectives with compute"
     if deployment.data_parallel > 1 and model.is_moe:
+        if HIGH_THROUGHPUT in modes_of(deployment.all_to_all):
+            yield "routing limited to groups of experts, which sends fewer copies"
+        if LOW_LATENCY in modes_of(deployment.all_to_all):
+            yield "low-latency buffers: batches of more tokens than they hold go in one piece, not in several"
         yield "steps without work that data-parallel ranks run before they agree that nothing is left"
     if deployment.pipeline_parallel > 1:
         yield "a pipeline stage that waits until the next one can receive, and host work between stages"

@@ -1,24 +1,20 @@
 """What ranks send each other in a step: sums, gathers, tokens to the experts and back, activations between stages.
 
-Tokens reach the experts of other data-parallel ranks, and their outputs come back, in one of these ways
-(N tokens of all ranks together, hidden states of H numbers):
+Tokens reach the experts of other data-parallel ranks, and their outputs come back, in one of the ways of
+`sim.deployment.all_to_all`. Where they are gathered, the numbers and weights of its experts go with a token; where each
+goes only to its experts, see `sim.deployment.direct`.
 
-- `allgather_reducescatter`: every rank gathers all N tokens, and the sums of N outputs are scattered.
-- `naive`: every rank broadcasts its tokens in turn, and the N outputs are all-reduced.
-
-With a token go the numbers and weights of its experts. Where tensor-parallel devices divide a rank's tokens among
-themselves first, all devices take part, and the outputs are gathered inside the rank; otherwise one device of each rank
-does, and the outputs are summed inside the rank.
+Where tensor-parallel devices divide a rank's tokens among themselves first, all devices take part, and the outputs are
+gathered inside the rank; otherwise one device of each rank does, and the outputs are summed inside the rank.
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from sim.deployment.conf import DeploymentConf
 from sim.deployment.domains import Domains
 from sim.deployment.formats import FORMATS, format_code, format_of
 from sim.deployment.plan import COLLECTIVE_SLOTS, PROTOCOLS, CollectiveSlots
@@ -27,7 +23,7 @@ from sim.deployment.slots import filled, kernel_facts
 from sim.hardware.collective_points import POINTS
 from sim.hardware.collectives import LIBRARIES, CollectiveConstants, collective_constants
 from sim.hardware.spec import DeviceConf
-from sim.model.spec import Layer, Mamba, ModelSpec, MoE
+from sim.model.spec import Layer, Mamba, ModelSpec, MoE, RoutedExperts
 
 
 ACTIVATION_BYTES = 2.0
@@ -36,11 +32,6 @@ ROUTE_BYTES = 8.0
 """Number and weight of one chosen expert."""
 SCALE_BYTES = {"fp8_block": 4 / 128, "mxfp8": 1 / 32, "nvfp4": 1 / 16}
 """A number's share of its scale, in formats where few of them have one in common."""
-
-
-def exchange_of(deployment: DeploymentConf, rules: ParallelRules) -> str:
-    """How tokens get to the experts of other ranks: as asked for, or as the engine's version does."""
-    return rules.all_to_all if deployment.all_to_all == "auto" else deployment.all_to_all
 
 
 def library(engine: str) -> str:
@@ -80,7 +71,7 @@ def inner_slots(
         gathers = 0
         for layer, count in layers.items():
             feeds = any(x.name in ("down", "router") for x in layer.linears(model.hidden, 1))
-            if feeds and _dispatches(layer, domains) and (domains.gathers_dense or sliced(domains, rules)):
+            if feeds and dispatches(layer, domains) and (domains.gathers_dense or sliced(domains, rules)):
                 gathers += 0 if domains.gathers_dense else count
                 feeds = False
             sums[hidden] += count * (1 + feeds)
@@ -105,21 +96,17 @@ def shared_slots(
     exchange: str,
     library: str,
 ) -> CollectiveSlots:
-    """Between data-parallel ranks: tokens to the experts and outputs back. Rows are the tokens of all ranks."""
+    """Between data-parallel ranks that gather: tokens to the experts and outputs back. Rows are the tokens of all."""
     there: Counter[float] = Counter()
     back: Counter[float] = Counter()
     for layer, count in layers.items():
-        if not _dispatches(layer, domains):
+        if not dispatches(layer, domains):
             continue
         sent = model.hidden * ACTIVATION_BYTES
         routed = layer.ffn.routed(model.hidden, domains.ranks, domains.ep_ffn)
         width = model.hidden if routed is None or domains.gathers_dense else routed.hidden
         if routed is not None and not domains.gathers_dense:
-            form, stored = format_of(routed.dtype, device), FORMATS[format_code(routed.dtype, routed.bytes_per_param)]
-            number = ACTIVATION_BYTES
-            if form.quantises_input and stored in rules.quantised_dispatch:
-                number = form.input_bytes + SCALE_BYTES.get(stored, 0.0)
-            sent = width * number + ROUTE_BYTES * routed.top_k
+            sent = width * number_bytes(routed, device, rules.quantised_dispatch) + ROUTE_BYTES * routed.top_k
         there[sent] += count
         back[width * ACTIVATION_BYTES] += count
     group = exchange_group(domains, rules)
@@ -137,7 +124,15 @@ def shared_slots(
     return collective_slots(rows)
 
 
-def _dispatches(layer: Layer, domains: Domains) -> bool:
+def number_bytes(routed: RoutedExperts, device: DeviceConf, quantised: Sequence[str]) -> float:
+    """Bytes of a number of a token on its way to experts, in a format of `quantised` with its share of the scale."""
+    form, stored = format_of(routed.dtype, device), FORMATS[format_code(routed.dtype, routed.bytes_per_param)]
+    if form.quantises_input and stored in quantised:
+        return form.input_bytes + SCALE_BYTES.get(stored, 0.0)
+    return ACTIVATION_BYTES
+
+
+def dispatches(layer: Layer, domains: Domains) -> bool:
     """Whether the feed-forward part of a layer works on the tokens of all data-parallel ranks."""
     if not domains.lockstep:
         return False

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sim.deployment.all_to_all import DIRECT, modes_of
+from sim.deployment.direct import direct_slots
 from sim.deployment.domains import Domains
 from sim.deployment.exchange import ACTIVATION_BYTES, inner_slots, library, shared_slots
 from sim.deployment.formats import format_code, format_of
@@ -169,7 +171,9 @@ def _together(
         _recurrent_slots({}, device, domains.tp_attn),
         _moe_slots(model, layers, device, domains),
         _elementwise_slots(_dense_kernels(model, layers, device, domains.shards.dense) if dense else {}),
-        shared_slots(model, layers, device, domains, rules, exchange, library(engine)),
+        direct_slots(model, layers, device, domains, rules, modes_of(exchange)[0])
+        if exchange in DIRECT
+        else shared_slots(model, layers, device, domains, rules, exchange, library(engine)),
     )
 
 

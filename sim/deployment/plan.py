@@ -224,14 +224,32 @@ def trimmed(arrays: PlanArrays, powers_of_two: bool = False) -> PlanArrays:
     return PlanArrays(device=arrays.device, **{name: cut(group) for name, group in groups.items()})
 
 
+FEWEST, MOST = "fewest", "most"
+
+
+class ExchangeRule(eqx.Module):
+    """Whose tokens the exchange of data-parallel ranks waits for, and how it is priced.
+
+    - `decides`: the rank with the `fewest` tokens, which gathers the most of others, or the one with the `most`, where
+      each sends its own.
+    - `prefill`: the collectives of steps in which a rank prefills; None: those of all steps.
+    """
+
+    decides: str = eqx.field(static=True, default=FEWEST)
+    prefill: CollectiveSlots | None = None
+
+
+GATHERS = ExchangeRule()
+
+
 @dataclass(frozen=True)
 class Plan:
     """A compiled deployment: one kind of replica, `replicas` of them.
 
     `stages`: one rank of each pipeline stage; between stages, the transfers `hand_over`, and from the last to the first
     `tokens_back` (both None with one stage). `shared`: what the data-parallel ranks of a replica run together, priced
-    by the tokens of all of them; None where they have nothing to share. `gpus` over all replicas; `assumptions` rows
-    are (what, value, source).
+    by the tokens of all of them; None where they have nothing to share. `exchange`: how theirs is priced. `gpus` over
+    all replicas; `assumptions` rows are (what, value, source).
     """
 
     model: ModelSpec
@@ -246,6 +264,7 @@ class Plan:
     tokens_back: CollectiveSlots | None = None
     domains: Domains = Domains()
     shared: PlanArrays | None = None
+    exchange: ExchangeRule = GATHERS
 
     @property
     def arrays(self) -> PlanArrays:

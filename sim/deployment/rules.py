@@ -187,6 +187,7 @@ class ParallelRules:
     - `gathers_dense`: dense feed-forward parts and shared experts are divided over all ranks, like the experts;
       otherwise each rank has its own.
     - `limits_divided`: the limits of a batch (`max_num_seqs`, `max_num_batched_tokens`) are those of all ranks.
+    - `high_throughput_graphs`: the graph mode with DeepEP's high-throughput kernels; empty: as without them.
     """
 
     balance: str = "queues"
@@ -197,3 +198,4 @@ class ParallelRules:
     quantised_dispatch: list[str] = field(default_factory=list)
     gathers_dense: bool = False
     limits_divided: bool = False
+    high_throughput_graphs: str = ""

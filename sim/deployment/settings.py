@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from sim.deployment.all_to_all import effective_rules
 from sim.deployment.check import (
     check_async,
     check_conf,
@@ -24,6 +25,7 @@ from sim.deployment.domains import Domains, check_domains, domains_of
 from sim.deployment.engine import EngineConf, EngineProfile, EngineSettings, LimitTier
 from sim.deployment.graphs import capture_sizes, prefill_sizes
 from sim.deployment.rules import CacheRules, ConnectorRules, LogRules, ParallelRules, SchedulingRules, SglangRules
+from sim.hardware.exchange_form import HIGH_THROUGHPUT
 from sim.hardware.spec import DeviceConf
 from sim.model.attention import MLA
 from sim.model.quantisation import KV_DTYPE_NAMES
@@ -119,6 +121,7 @@ def resolve_engine(
     check_conf(conf)
     tensor, pipeline = deployment.tensor_parallel, deployment.pipeline_parallel
     profile = _profile(conf)
+    profile = replace(profile, parallel=effective_rules(deployment, profile.parallel))
     domains = domains_of(model, deployment, profile)
     check_domains(model, domains, pipeline)
     exact = version_key(profile.version) == version_key(conf.version)
@@ -178,6 +181,9 @@ def resolve_engine(
     alone = pipeline == 1 or profile.async_with_stages
     why = "default" if alone or not profile.async_by_default else "default with pipeline stages"
     asynchronous = choose("async_scheduling", conf.async_scheduling, profile.async_by_default and alone, why)
+    if domains.lockstep and deployment.all_to_all == HIGH_THROUGHPUT and profile.parallel.high_throughput_graphs:
+        conf = replace(conf, cudagraph_mode=profile.parallel.high_throughput_graphs)
+        notes.append(f"CUDA graph mode {conf.cudagraph_mode}: what {label} runs with DeepEP's high-throughput kernels")
     mode, sizes = _graphs(conf, profile, top, tokens, seqs)
     notes += _dropped(conf, mode, sizes, tokens)
     if asynchronous and not profile.async_by_default:

@@ -49,7 +49,10 @@ class LockstepPricer:
     def __init__(self, prices: LockstepPrices, settings: EngineSettings):
         self._own_s = prices.own_s.tolist()
         self._experts_s = prices.experts_s.tolist()
-        self._exchange_s = prices.exchange_s.tolist()
+        self._decides = prices.decides
+        self._exchange_s = self._prefill_exchange_s = prices.exchange_s.tolist()
+        if prices.prefill_exchange_s is not None:
+            self._prefill_exchange_s = prices.prefill_exchange_s.tolist()
         self._row_s = prices.row_s.tolist()
         self._launch_s = prices.launch_s.tolist()
         self._fixed_s = [gap_s + prices.host_s for gap_s in prices.gap_s.tolist()]
@@ -60,8 +63,11 @@ class LockstepPricer:
     def __call__(self, batches: Sequence[Batch | None]) -> tuple[int, list[int], int]:
         """Duration in ns, padded tokens of each rank, and graph mode; None is a dummy batch."""
         padded, mode = self.padded(batches)
-        tokens, least = sum(padded), min(padded)
-        shared_s = self._experts_s[tokens] + self._exchange_s[exchanged(tokens, least, len(padded))]
+        tokens = sum(padded)
+        prefills = any(batch is not None and batch.prefill_tokens for batch in batches)
+        exchange_s = self._prefill_exchange_s if prefills else self._exchange_s
+        moved = exchanged(self._decides, tokens, min(padded), max(padded), len(padded))
+        shared_s = self._experts_s[tokens] + exchange_s[moved]
         exposed_s = self._launch_s[mode] - shared_s
         slowest_s = most_row_s = 0.0
         for batch, size in zip(batches, padded, strict=True):

@@ -220,6 +220,12 @@ def family_names() -> tuple[str, ...]:
     return (*_links()["families"], RULED)
 
 
+def family_of(name: str) -> dict[str, Any]:
+    """A measured family: its `link`, `bytes_per_s` and `devices`."""
+    found: dict[str, Any] = _links()["families"][name]
+    return found
+
+
 def _family(device: DeviceConf, link: LinkConf) -> dict[str, Any] | None:
     """The measured family of a device, if it was measured over this kind of link."""
     if not device.collectives:

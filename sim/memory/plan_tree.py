@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sim.deployment.exchange import exchange_group, exchange_of
+from sim.deployment.all_to_all import exchange_of
+from sim.deployment.exchange import exchange_group
 from sim.deployment.plan import CollectiveSlots, Plan, PlanArrays
 from sim.deployment.topology import Topology
 from sim.hardware.node import Node

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
-from sim.cost.lockstep import lockstep_prices, lockstep_steps
+from sim.cost.lockstep import exchanged, lockstep_prices, lockstep_steps
 from sim.deployment.domains import Domains
 from sim.deployment.engine import EngineProfile
+from sim.deployment.exchange import collective_slots
 from sim.deployment.lower import lower_rank
+from sim.deployment.plan import FEWEST, GATHERS, MOST, ExchangeRule
 from sim.event.lockstep import LockstepPricer
 from sim.report.result import StepTable
 from sim.scheduler.base import Batch
@@ -40,8 +42,11 @@ def made(prefill: int, decodes: tuple[int, ...]) -> Batch:
     return batch
 
 
-def test_the_table_and_the_components_tell_the_same_price(both, cost):
-    prices = lockstep_prices(cost, both.own, both.shared, RANKS, 64, 8)
+@pytest.mark.parametrize("rule", ["fewest", "most", "another in prefills"])
+def test_the_table_and_the_components_tell_the_same_price(both, cost, rule):
+    nothing = collective_slots([])
+    exchange = {"fewest": GATHERS, "most": ExchangeRule(MOST)}.get(rule, ExchangeRule(MOST, nothing))
+    prices = lockstep_prices(cost, both.own, both.shared, RANKS, 64, 8, exchange)
     settings = make_settings(graph_mode="FULL_AND_PIECEWISE", graph_sizes=(1, 2, 4, 8), profile=EngineProfile())
     pricer = LockstepPricer(prices, settings)
     steps = [
@@ -57,7 +62,7 @@ def test_the_table_and_the_components_tell_the_same_price(both, cost):
         for batch, tokens in zip(batches, padded, strict=True):
             one = {} if batch is None else {name: getattr(batch, name, 0.0) for name in COLUMNS}
             rows.append(one | {"padded_tokens": tokens, "graph_mode": mode})
-    found = lockstep_steps(cost, both.own, both.shared, table(rows), np.array(number))
+    found = lockstep_steps(cost, both.own, both.shared, table(rows), np.array(number), exchange)
     assert found["total_s"] == pytest.approx(wanted_s, abs=0.51e-9)
     parts = [name for name in found if name.endswith("_s") and name not in ("total_s", "error_s", "outside_s")]
     assert np.sum([found[name] for name in parts], axis=0) == pytest.approx(found["total_s"], rel=1e-12)
@@ -66,3 +71,15 @@ def test_the_table_and_the_components_tell_the_same_price(both, cost):
     assert (waits > -1e-15).all()
     assert waits[2, 0] == pytest.approx(0.0, abs=1e-15)
     assert waits[2, 1] > 1e-6
+    # the second and third step have a prefill, the first has none
+    collective_s = found["collective_s"].reshape(-1, RANKS)
+    assert (collective_s[0] > 0).all()
+    assert (collective_s[1:] == 0).all() == (exchange.prefill is nothing)
+
+
+def test_whose_tokens_the_exchange_waits_for():
+    # 10, 2, 3 and 1 tokens: the last rank gathers 15, as among 20 evenly spread, of which each gathers 20 x 3 / 4
+    assert exchanged(FEWEST, 16, 1, 10, 4) == 20
+    # the first rank sends 10, as among 40 evenly spread
+    assert exchanged(MOST, 16, 1, 10, 4) == 40
+    assert exchanged(FEWEST, 7, 7, 7, 1) == exchanged(MOST, 7, 7, 7, 1) == 7

@@ -9,6 +9,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from sim.cost.lengths import LengthTerms
 from sim.cost.lockstep import LockstepPrices
 from sim.deployment.engine import EngineProfile
+from sim.deployment.plan import MOST
 from sim.deployment.rules import ParallelRules
 from sim.event.agenda import Agenda
 from sim.event.balance import Queues
@@ -84,6 +85,27 @@ def test_two_ranks_by_hand():
     assert run.requests.first_token_ns.tolist() == [2_100_000] * 2
     assert run.requests.finish_ns.tolist() == [3_150_000] * 2
     assert (run.itl_ns.tolist(), run.itl_count.tolist()) == ([1_050_000] * 2, [1, 1])
+
+
+def test_where_each_sends_its_own_the_rank_with_most_tokens_is_waited_for():
+    """Own parts of 1 ms + 20 x 10 us, experts of 20 us a token, an exchange of 5 us, at last 1 us in prefills."""
+    work = workload([0, 0], [10, 20], [1, 1])
+    gathered = prices(moved_token_s=5e-6)
+    own_ms, experts_ms = 1.2, 30 * 0.02
+    assert steps_of(ranks(work, table=gathered), 0)[0][1] == pytest.approx(own_ms + experts_ms + 2 * 20 * 0.005)
+    work = workload([0, 0, 0], [10, 20, 6], [1, 1, 1])
+    apart = ranks(work, table=gathered, data_parallel=3)
+    # 36 - 6 tokens gathered of 3 ranks, as of 45 evenly spread; 3 x 20 where each sends its own
+    assert steps_of(apart, 0)[0][1] == pytest.approx(own_ms + 36 * 0.02 + 45 * 0.005)
+    sent = gathered._replace(decides=MOST)
+    assert steps_of(ranks(work, table=sent, data_parallel=3), 0)[0][1] == pytest.approx(
+        own_ms + 36 * 0.02 + 3 * 20 * 0.005
+    )
+    other = sent._replace(prefill_exchange_s=1e-6 * np.arange(8 * TOKENS + 1))
+    run = ranks(workload([0, 0, 0], [10, 20, 6], [2, 2, 2]), table=other, data_parallel=3)
+    first, second = steps_of(run, 0)
+    assert first[1] == pytest.approx(own_ms + 36 * 0.02 + 3 * 20 * 0.001)
+    assert second[1] - second[0] == pytest.approx(1.01 + 3 * 0.02 + 3 * 0.005)
 
 
 def test_the_slowest_own_part_and_the_most_rows_count_once():

@@ -307,11 +307,42 @@ def test_data_parallel_ranks_of_sglang_are_part_of_its_tensor_parallel_group(tmp
         serve(f"sglang serve --model-path {tmp_path} --dp 0")
 
 
+@pytest.mark.parametrize(
+    ("mode", "way"),
+    [
+        ("", "deepep_auto"),
+        (" --deepep-mode auto", "deepep_auto"),
+        (" --deepep-mode normal", "deepep_high_throughput"),
+        (" --deepep-mode low_latency", "deepep_low_latency"),
+    ],
+)
+def test_deepep_of_sglang(tmp_path, mode, way):
+    (tmp_path / "config.json").write_text("{}")
+    start = f"sglang serve --model-path {tmp_path} --tp 8 --dp 8 --moe-a2a-backend deepep{mode}"
+    wanted = {f"deployment.all_to_all={way}", "deployment.expert_parallel=true", "deployment.data_parallel=8"}
+    assert wanted <= set(shape(f"{start} --enable-dp-attention"))
+    [(flag, why)] = serve(start).ignored
+    assert flag == "--moe-a2a-backend" and "no data-parallel ranks" in why
+
+
+def test_other_exchanges_of_sglang_are_told(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    start = f"sglang serve --model-path {tmp_path} --tp 8 --dp 8 --enable-dp-attention --moe-a2a-backend"
+    assert serve(f"{start} none").ignored == []
+    [(flag, why)] = serve(f"{start} megamoe").ignored
+    assert flag == "--moe-a2a-backend" and "megamoe is not modelled" in why
+
+
 def test_exchange_of_tokens():
     ranks = "vllm serve Qwen/Qwen3-30B-A3B -dp 2 -ep --all2all-backend"
     assert "deployment.all_to_all=naive" in serve(f"{ranks} naive").overrides
-    [(flag, why)] = serve(f"{ranks} deepep_low_latency").ignored
-    assert flag == "--all2all-backend" and "deepep_low_latency is not modelled" in why
+    for mode in ("deepep_low_latency", "deepep_high_throughput"):
+        assert f"deployment.all_to_all={mode}" in serve(f"{ranks} {mode}").overrides
+    assert "deployment.all_to_all=nvlink_one_sided" in serve(f"{ranks} flashinfer_nvlink_one_sided").overrides
+    [(flag, why)] = serve(f"{ranks} pplx").ignored
+    assert flag == "--all2all-backend" and "pplx is not modelled" in why
+    [(flag, why)] = serve(f"{ranks.replace(' -ep ', ' ')} deepep_low_latency").ignored
+    assert flag == "--all2all-backend" and "whole experts" in why
     [(flag, why)] = serve("vllm serve Qwen/Qwen3-30B-A3B --all2all-backend naive").ignored
     assert flag == "--all2all-backend" and "no data-parallel ranks" in why
 
