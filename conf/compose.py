@@ -4,20 +4,23 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from conf.files import choices as shipped, origin_of, register_choice
-from conf.mistakes import did_you_mean, misfit, nearest, sentence, unknown_key
+from conf.mistakes import sentence, unknown_key
+from conf.pools import POOLS, check_names, needs_reading, pool_of
 from conf.schema import GROUPS, SimulateConf, register
 from predictors.choice import check_predictor
-from sim.deployment.conf import PoolConf
-from sim.deployment.engine import EngineConf
+from sim.deployment.pools import resolved_pools
+from sim.deployment.used import check_used
 from sim.documents import read_mapping, user_path
 from sim.workload.used import check_read
 
 
-POOLS = "deployment.pools."
+OPEN = (POOLS, "deployment.router_options.", "deployment.decode_router_options.", "engine.scheduler_options.")
+"""Mappings whose keys are not those of a schema: an override sets one whether a file names it or not."""
 
 
 def prepare(overrides: Sequence[str]) -> list[str]:
@@ -42,8 +45,8 @@ def prepare(overrides: Sequence[str]) -> list[str]:
             path = results_path(value)
             prepared.append("results=null" if path is None else f"results={quoted(path)}")
             continue
-        if key.lstrip("+").startswith(POOLS):
-            prepared.append(f"++{override.lstrip('+')}")  # a pool has its keys whether its file names them or not
+        if key.lstrip("+").startswith(OPEN):
+            prepared.append(f"++{override.lstrip('+')}")
             continue
         if key.lstrip("+") not in GROUPS or key.startswith("~"):
             prepared.append(override)
@@ -158,50 +161,34 @@ def compose(overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = (
     `whole`: the overrides are all there are, so that one of the workload that does nothing is a mistake.
     """
     with one_sentence(config_dirs):
-        conf = checked(composed([*searchpath(config_dirs), *prepare(overrides)]))
+        prepared = [*searchpath(config_dirs), *prepare(overrides)]
+        config = composed(prepared)
+        check_pool_names(prepared, config)
+        conf = checked(config, config_dirs)
         if whole:
             check_read(conf.workload, workload_keys(overrides))
+            check_used(conf.deployment, set_keys(overrides))
         return conf
 
 
-def pool_of(name: str, given: Any) -> PoolConf:
-    """One entry of `deployment.pools`; `ValueError` for one that is no mapping, an unknown key or a misfit value."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+def check_pool_names(prepared: Sequence[str], config: Any) -> None:
+    """Raise `ValueError` for a pool of the overrides whose name is a misspelt one of the deployment's file."""
 
-    if isinstance(given, PoolConf):
-        return given
-    if not isinstance(given, dict):
-        raise ValueError(f"{POOLS}{name} wants a mapping of keys, got {given!r:.60}.")
-    known = [field.name for field in dataclasses.fields(PoolConf)]
-    for key in given:
-        if key not in known:
-            near = nearest(str(key), known, 1)
-            hint = did_you_mean(near) if near else f": it has {', '.join(known)}."
-            raise ValueError(f"unknown key {POOLS}{name}.{key}{hint}")
-    if isinstance(given.get("engine"), dict):
-        raise ValueError(
-            f"{POOLS}{name}.engine wants the name of an engine, got {given['engine']!r:.60}; "
-            f"settings that differ go to {POOLS}{name}.settings."
-        )
-    try:
-        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PoolConf), given))
-    except OmegaConfBaseException as error:
-        raise ValueError(f"{POOLS}{name}.{misfit(str(error), '')}") from None
-    assert isinstance(made, PoolConf)
-    known_settings = {field.name for field in dataclasses.fields(EngineConf)}
-    settings = {key: value for key, value in made.settings.items() if key in known_settings}
-    try:
-        OmegaConf.merge(OmegaConf.structured(EngineConf), settings)
-    except OmegaConfBaseException as error:
-        raise ValueError(f"{POOLS}{name}.settings.{misfit(str(error), '')}") from None
-    return made
+    def of_file() -> list[str]:
+        bare = composed([each for each in prepared if not each.lstrip("+").startswith(POOLS)])
+        return [str(name) for name in bare.deployment.pools]
+
+    check_names(prepared, config.deployment.pools, of_file)
+
+
+def set_keys(overrides: Sequence[str]) -> list[str]:
+    """The keys that the overrides set."""
+    return [override.lstrip("+").partition("=")[0] for override in overrides]
 
 
 def workload_keys(overrides: Sequence[str]) -> list[str]:
     """The keys of the workload that the overrides set, without its name."""
-    keys = (override.lstrip("+").partition("=")[0] for override in overrides)
-    return [key.removeprefix("workload.") for key in keys if key.startswith("workload.")]
+    return [key.removeprefix("workload.") for key in set_keys(overrides) if key.startswith("workload.")]
 
 
 def composed(prepared: Sequence[str]) -> Any:
@@ -219,8 +206,22 @@ def composed(prepared: Sequence[str]) -> Any:
             raise Unreadable from error
 
 
-def checked(config: Any) -> SimulateConf:
-    """A composed `DictConfig` as plain dataclasses; `ValueError` for a key that `+KEY=` added or no predictor."""
+@cache
+def chosen(group: str, choice: str, config_dirs: tuple[str, ...]) -> Any:
+    """What a choice of a group holds, as its dataclass; None where the group's own room reads it by its name."""
+    from omegaconf import OmegaConf
+
+    users = {path.stem for folder in config_dirs for path in Path(folder).glob(f"{group}/*.yaml")}
+    if not needs_reading(group, choice, users):
+        return None
+    return OmegaConf.to_object(composed([*searchpath(config_dirs), f"{group}={register_choice(group, choice)}"])[group])
+
+
+def checked(config: Any, config_dirs: Sequence[str | Path] = ()) -> SimulateConf:
+    """A composed `DictConfig` as plain dataclasses.
+
+    `ValueError` for a key that `+KEY=` added, no predictor, or a pool that cannot be.
+    """
     from omegaconf import OmegaConf
 
     def walk(node: Any, prefix: str) -> None:
@@ -236,6 +237,11 @@ def checked(config: Any) -> SimulateConf:
     walk(config, "")
     found = OmegaConf.to_object(config)
     assert isinstance(found, SimulateConf)
-    found.deployment.pools = {name: pool_of(str(name), pool) for name, pool in found.deployment.pools.items()}
+    folders = tuple(map(str, config_dirs))
+    pools = found.deployment.pools.items()
+    found.deployment.pools = {
+        name: pool_of(str(name), pool, lambda group, choice: chosen(group, choice, folders)) for name, pool in pools
+    }
+    resolved_pools(found.deployment, found.hardware, found.engine)
     check_predictor(found.predictor)
     return found

@@ -8,9 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.compose import checked, composed, one_sentence, prepare, searchpath, workload_keys
+from conf.compose import (
+    check_pool_names,
+    checked,
+    composed,
+    one_sentence,
+    prepare,
+    searchpath,
+    set_keys,
+    workload_keys,
+)
 from conf.files import as_typed
 from conf.schema import SimulateConf
+from sim.deployment.used import check_used, unused
 from sim.workload.used import check_read, unread
 
 
@@ -38,18 +48,20 @@ def expand(overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> 
             raise ValueError(f"a multirun wants at most {MOST_JOBS:,} jobs, these values give {count:,}.")
         varying = [len(axis) > 1 for axis in axes]
         variants: dict[tuple[str, ...], Variant] = {}
-        set_keys = workload_keys(overrides)
         jobs = []
         for combination in itertools.product(*axes):
             later = [v and settable(c) for v, c in zip(varying, combination, strict=True)]
             fixed = tuple(c for c, put_in in zip(combination, later, strict=True) if not put_in)
             if fixed not in variants:
-                variants[fixed] = Variant(fixed)
+                variants[fixed] = Variant(fixed, config_dirs)
             conf = variants[fixed].with_values([c for c, put_in in zip(combination, later, strict=True) if put_in])
             jobs.append(SweepJob(combination, tuple(map(as_typed, itertools.compress(combination, varying))), conf))
-        for key in set_keys:
+        for key in workload_keys(overrides):
             if all(unread(job.conf.workload, key) for job in jobs):
                 check_read(jobs[0].conf.workload, [key])
+        for key in set_keys(overrides):
+            if all(unused(job.conf.deployment, key) for job in jobs):
+                check_used(jobs[0].conf.deployment, [key])
     return jobs
 
 
@@ -98,9 +110,10 @@ class Variant:
     some 1,000 times as fast as composing each job.
     """
 
-    def __init__(self, fixed: Sequence[str]):
+    def __init__(self, fixed: Sequence[str], config_dirs: Sequence[str | Path] = ()):
         self.config = composed(fixed)
-        self.base = checked(self.config)
+        check_pool_names(fixed, self.config)
+        self.base = checked(self.config, config_dirs)
         self.values: dict[str, tuple[list[str], Any]] = {}
 
     def with_values(self, overrides: Sequence[str]) -> SimulateConf:

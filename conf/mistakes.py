@@ -137,6 +137,10 @@ def misfit(text: str, at: str) -> str:
     if "is not a subclass of" in text:
         got = text.partition("Merge error: ")[2].partition(" is not")[0].strip()
         return f"{full_key or 'the file'} wants a mapping of keys, got {got or 'a single value'}{at}."
+    merged = re.search(r"Cannot merge (Dict|List)Config with (Dict|List)Config", text)
+    if merged:
+        wanted, came = ({"Dict": "a mapping of keys", "List": "a list"}[kind] for kind in merged.groups())
+        return f"{full_key or 'one of its keys'} wants {wanted}, got {came}{at}."
     assigned = re.search(r"Cannot assign (\w+) to (?:Dict|dict)", text)
     if assigned:
         return f"{full_key} wants a mapping of keys, got {TYPES.get(assigned[1], assigned[1])}{at}."

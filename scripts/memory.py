@@ -1,5 +1,6 @@
 """`headway memory`: the KV budget of a deployment, term by term, whether it fits or not."""
 
+from dataclasses import replace
 from typing import Any
 
 from scripts.answer import Answer
@@ -14,12 +15,22 @@ def run(arguments: Arguments) -> Answer:
     if arguments.value("--cfg") is not None:
         return show_configuration(asked)
     from sim.deployment.pools import pools_of
-    from sim.memory.describe import describe
+    from sim.event.asked import KVSide, check_asked, check_kv
+    from sim.memory.describe import describe_engine
     from sim.memory.text import to_json, to_text
 
     conf = asked.config()
     specs = pools_of(conf.deployment, conf.hardware, conf.engine)
-    budgets = [describe(conf.model, spec.device, spec.engine, spec.deployment) for spec in specs]
+    check_asked(conf.deployment, specs, conf.seed)
+    sides = []
+    for spec in specs:
+        try:
+            engine, budget = describe_engine(conf.model, spec.device, spec.engine, spec.deployment)
+        except ValueError as error:
+            raise ValueError(spec.refusal(error)) from error
+        sides.append(KVSide(spec, engine, replace(budget, verdict=spec.own_keys(budget.verdict))))
+    check_kv(sides)
+    budgets = [side.budget for side in sides]
     fits = all(budget.fits for budget in budgets)
     fields: dict[str, Any] = {"status": "ok" if fits else "infeasible"}
     if conf.deployment.pools:

@@ -16,7 +16,7 @@ def run(arguments: Arguments) -> Answer:
 
     conf = asked.config()
     found = describe_plan(conf)
-    head = f"{conf.model.name} on {found.gpus} devices"
+    head = f"{conf.model.name} on {found.gpus} device{'s' if found.gpus > 1 else ''}"
     fields = {
         "status": "ok" if found.fits else "infeasible",
         "model": conf.model.name,

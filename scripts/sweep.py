@@ -123,7 +123,8 @@ def run_job(config: Any) -> str:
     overrides = [as_typed(override) for override in job.overrides.task]
     conf = None
     try:
-        conf = checked(config)
+        sources = (source for source in job.runtime.config_sources if "searchpath" in source.provider)
+        conf = checked(config, [source.path for source in sources])
         result = api.run(api.prepare(conf))
         write_results(result, folder, overrides, conf.percentiles)
         status, reason = "ok", ""

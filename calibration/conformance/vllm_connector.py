@@ -6,6 +6,7 @@ in one step: those due first, then those begun first.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from calibration.conformance.scenario import Scenario, is_count, refuse
@@ -89,7 +90,7 @@ class ScriptedConnector:
             return NOTHING
         return External(request.prompt - local_tokens, loads=True)
 
-    def allocated(self, request: RowRequest, external: External, blocks: int) -> None:
+    def allocated(self, request: RowRequest, external: External, blocks: Sequence[int]) -> None:
         """Note which blocks are to be filled; a load is due some steps later."""
         assert self.cache is not None
         hashes = self.cache.pool.hash_of

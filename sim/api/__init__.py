@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 from conf.compose import compose
 from conf.schema import SimulateConf
-from sim.api.elastic import elastic_of, is_elastic
 from sim.api.fleet import Fleet, build_fleet, run_fleet_of
 from sim.api.job import Infeasible as Infeasible, Job as Job, build as build
 from sim.api.outcome import assemble, timing
 from sim.cost.table import PriceTable
 from sim.event.cluster import OnProgress
+from sim.event.elastic import elastic_of, is_elastic
 from sim.event.run import run_exact
 from sim.report.result import SimulationResult
 from sim.scan.jobs import Status, servable, why_exact as lane_needs_exact

@@ -8,6 +8,7 @@ from sim.deployment.compile import compile_plan
 from sim.deployment.plan import Plan
 from sim.deployment.pools import PoolSpec, pools_of
 from sim.deployment.topology import Topology, lay_out
+from sim.event.asked import KVSide, check_asked, check_kv
 from sim.hardware.check import device_from
 from sim.hardware.kv_transfer import connector_of, transfer_facts
 from sim.memory.budget import memory_budget
@@ -29,7 +30,9 @@ class Described:
 def describe_plan(conf: SimulateConf) -> Described:
     """Compile every pool and lay it out. `ValueError` for bad input, naming the pool."""
     specs = pools_of(conf.deployment, conf.hardware, conf.engine)
+    check_asked(conf.deployment, specs, conf.seed)
     compiled = [_compile(conf, spec) for spec in specs]
+    check_kv([KVSide(spec, plan.engine, budget) for spec, (plan, budget) in zip(specs, compiled, strict=True)])
     side = next((spec for spec in specs if spec.role != "both"), specs[0])
     facts = transfer_facts(connector_of(conf.deployment.transfer.connector, side.engine.scheduler)).values
     efficiency = conf.deployment.transfer.efficiency

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from conf.schema import SimulateConf
-from sim.api.elastic import elastic_of, elastic_rows
 from sim.api.job import Infeasible, Job, bounds_ms, build
 from sim.api.outcome import assemble, timing
 from sim.cost.lockstep import LockstepPrices
@@ -16,14 +15,15 @@ from sim.cost.stages import StagePrices
 from sim.cost.table import PriceTable
 from sim.deployment.pools import PoolSpec, pools_of
 from sim.deployment.topology import Topology, lay_out
+from sim.event.asked import KVSide, check_asked, check_kv
 from sim.event.cluster import OnProgress
+from sim.event.elastic import elastic_of, elastic_rows
 from sim.event.handover import HandOverCosts
 from sim.event.pool import EnginePool
-from sim.event.routing.find import make_router, sheds
 from sim.event.run import ExactRun, Routing, run_fleet
 from sim.hardware.kv_transfer import connector_of, transfer_facts
 from sim.report.result import PoolResult, RequestTable, SimulationResult, StepTable
-from sim.scheduler.find import failure, roles_of, with_roles
+from sim.scheduler.find import failure, roles_of
 from sim.workload.build import build_workload
 from sim.workload.trace import Workload
 
@@ -49,10 +49,20 @@ class PoolJob:
         return deployment.tensor_parallel * deployment.pipeline_parallel
 
     @property
-    def block_bytes(self) -> float:
-        """Bytes of one KV block on all devices of a rank."""
+    def block_bytes(self) -> tuple[float, ...]:
+        """Bytes of one KV block of each group on all devices of a rank.
+
+        A block is as large as the largest group's needs; it holds the layers of its own. Where another stage divides
+        its layers into more or fewer groups, its blocks count as full.
+        """
         ranks = self.job.conf.deployment.tensor_parallel
-        return float(sum(stage.layout.bytes_per_block for stage in self.job.budget.stages) * ranks)
+        found = [0.0] * len(self.job.groups)
+        for stage in self.job.budget.stages:
+            layers = [group.layers for group in stage.layout.groups]
+            for number in range(len(found)):
+                held = layers[number] / max(layers) if len(layers) == len(found) else 1.0
+                found[number] += held * stage.layout.bytes_per_block * ranks
+        return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,14 +86,12 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     **Raises:** `ValueError` for bad input and `Infeasible` for a pool that does not fit, both naming the pool.
     """
     specs = pools_of(conf.deployment, conf.hardware, conf.engine)
-    _check_roles(specs)
-    _check_routers(conf)
-    elastic_of(conf.deployment, {spec.name: (spec.role, spec.deployment.replicas) for spec in specs}, conf.seed)
+    check_asked(conf.deployment, specs, conf.seed)
     workload = workload if workload is not None else build_workload(conf.workload, conf.seed)
     pools = tuple(_compile(spec, conf, workload) for spec in specs)
     topology = None
     if any(spec.role == "prefill" for spec in specs):
-        _check_kv(pools)
+        check_kv([KVSide(spec, p.job.plan.engine, p.job.budget) for spec, p in zip(specs, pools, strict=True)])
         _, efficiency = _costs(conf, pools)
         topology = lay_out(
             [(pool.name, pool.job.plan.device, pool.ranks, pool.devices_per_rank) for pool in pools],
@@ -102,47 +110,6 @@ def _compile(spec: PoolSpec, conf: SimulateConf, workload: Workload) -> PoolJob:
         raise Infeasible(spec.refusal(error)) from error
     except ValueError as error:
         raise ValueError(spec.refusal(error)) from error
-
-
-def _check_roles(specs: Sequence[PoolSpec]) -> None:
-    for spec in specs:
-        if spec.role != "both" and roles_of(spec.engine.scheduler) is None:
-            raise ValueError(
-                f"deployment.pools.{spec.name} has the role {spec.role}, which is simulated with the schedulers "
-                f"{', '.join(with_roles())} only, got {spec.engine.scheduler}; choose another engine."
-            )
-
-
-def _check_routers(conf: SimulateConf) -> None:
-    deployment = conf.deployment
-    make_router(deployment.router, conf.seed, deployment.router_options)
-    make_router(deployment.decode_router, conf.seed, deployment.decode_router_options, "decode_router")
-    if sheds(deployment.decode_router, "decode_router"):
-        raise ValueError(
-            f"deployment.decode_router={deployment.decode_router} turns requests away, which is too late after their "
-            "prefill; give it to deployment.router."
-        )
-
-
-def _check_kv(pools: Sequence[PoolJob]) -> None:
-    """Raise `ValueError` where the two sides could not read each other's blocks."""
-    sides = [pool for pool in pools if pool.role != "both"]
-    for key, of in (
-        ("block_size", lambda pool: pool.job.plan.engine.block_size),
-        ("kv_cache_dtype", lambda pool: pool.job.plan.engine.kv_bytes_per_element),
-        ("hybrid_kv_cache", lambda pool: len(pool.job.groups)),
-    ):
-        if len({of(pool) for pool in sides}) > 1:
-            values = ", ".join(f"{pool.name} {of(pool):g}" for pool in sides)
-            raise ValueError(
-                f"prefill and decode pools must have equal KV blocks, but engine.{key} makes them differ ({values}): "
-                f"give deployment.pools.*.settings.{key} one value."
-            )
-    if any(group.kind == "mamba" for pool in sides for group in pool.job.groups):
-        raise ValueError(
-            f"the transfer of recurrent states is not simulated, got {sides[0].job.plan.model.name} with "
-            "deployment.pools of role prefill; choose pools of role both."
-        )
 
 
 def _check_paths(topology: Topology, pools: Sequence[PoolJob]) -> None:
@@ -264,7 +231,8 @@ def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> RequestTa
     """The requests of a pool and their times there.
 
     A prefill pool's requests come from clients, or when a decode instance has blocks for them, and end with its one
-    token; a decode pool's come when its loop takes them up, and have started when they have blocks.
+    token; a decode pool's come when its loop takes them up, and wait there for blocks, and once their KV has come for a
+    seat: what counts as the wait is both, and what lies between as service.
     """
     requests, moved = exact.requests, exact.transfers
     columns = {field.name: getattr(requests, field.name) for field in dataclasses.fields(RequestTable)}
@@ -277,7 +245,8 @@ def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> RequestTa
         if moved.decode_first:
             columns |= {"arrival_ns": moved.allocated_ns}
     if moved is not None and role == "decode":
-        columns |= {"arrival_ns": moved.queued_ns, "queued_ns": moved.queued_ns, "scheduled_ns": moved.allocated_ns}
+        columns |= {"arrival_ns": moved.queued_ns, "queued_ns": moved.queued_ns}
+        columns |= {"scheduled_ns": moved.allocated_ns + moved.seated_ns - moved.received_ns}
         again = 0 if moved.keeps_token else 1
         columns |= {"cached_tokens": np.maximum(requests.prompt_tokens - again, 0)}
     mine = (place >= first) & (place < stop)

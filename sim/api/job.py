@@ -9,7 +9,6 @@ import numpy as np
 from conf.schema import SimulateConf
 from predictors.learned import artifact_for, cost_rows, learned_cost
 from predictors.served import taught_plan
-from sim.api.elastic import elastic_of
 from sim.cost.analytic import analytic_cost
 from sim.cost.lockstep import LockstepPrices, lockstep_prices
 from sim.cost.model import CostModel
@@ -18,7 +17,7 @@ from sim.cost.table import PriceTable, price_table
 from sim.deployment.compile import bounded, compile_plan
 from sim.deployment.plan import Plan
 from sim.deployment.pools import pools_of
-from sim.event.routing.find import make_router
+from sim.event.asked import check_asked
 from sim.hardware.check import device_from
 from sim.memory.budget import memory_budget
 from sim.memory.cache import cache_shape
@@ -29,7 +28,7 @@ from sim.model.read import model_from_conf
 from sim.report.engine_log import check_interval
 from sim.report.metrics import check_slo
 from sim.scan.jobs import LaneJob, lane_job
-from sim.scheduler.find import check_scheduler, knows_groups, most_batch_tokens, most_running
+from sim.scheduler.find import knows_groups, most_batch_tokens, most_running
 from sim.workload.build import build_workload
 from sim.workload.trace import Workload
 
@@ -115,13 +114,12 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
 
     **Raises:** `ValueError` for bad input, `Infeasible` for a deployment that does not fit.
     """
-    if len(pools_of(conf.deployment, conf.hardware, conf.engine)) > 1 or conf.deployment.pools:
+    specs = pools_of(conf.deployment, conf.hardware, conf.engine)
+    if conf.deployment.pools:
         raise ValueError("this takes a deployment of one kind of replicas: leave out deployment.pools.")
-    elastic_of(conf.deployment, {"": ("both", conf.deployment.replicas)}, conf.seed)
-    check_scheduler(conf.engine)
+    check_asked(conf.deployment, specs, conf.seed)
     check_interval(conf.log_interval_s)
     check_slo(bounds_ms(conf))
-    make_router(conf.deployment.router, conf.seed, conf.deployment.router_options)
     model = model_from_conf(conf.model)
     device = device_from(dataclasses.asdict(conf.hardware), conf.hardware.name)
     engine = with_fitting_length(conf.engine, model, device, conf.deployment)

@@ -6,12 +6,12 @@ import time
 
 import numpy as np
 
-from sim.api.elastic import elastic_rows
 from sim.api.job import Job, bounds_ms
 from sim.cost.lockstep import lockstep_steps
 from sim.cost.step_cost import SECONDS
 from sim.cost.table import price_steps
 from sim.event.content import has_content
+from sim.event.elastic import elastic_rows
 from sim.event.run import ExactRun
 from sim.hardware.spec import DeviceConf
 from sim.memory.report import memory_report

@@ -11,7 +11,8 @@ class PoolConf:
     - `role`: `both` (prefill and decode), `prefill` or `decode`.
     - `replicas`, `tensor_parallel`, `pipeline_parallel`, `data_parallel`, `expert_parallel`, `all_to_all`: as in
       `DeploymentConf`.
-    - `hardware`, `engine`: the pool's own device (name or file) and engine (`vllm-0.19.0`); empty: those of the run.
+    - `hardware`, `engine`: the pool's own device and engine, by name (`vllm-0.19.0`) or file; empty: those of the run.
+      One that only a folder of `--config-dir` or a file of `conf` has stands here as it was read.
     - `settings`: engine settings that differ, by key (`max_num_seqs: 64`).
     """
 
@@ -22,8 +23,8 @@ class PoolConf:
     data_parallel: int = 1
     expert_parallel: bool = False
     all_to_all: str = "auto"
-    hardware: str = ""
-    engine: str = ""
+    hardware: Any = ""
+    engine: Any = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from sim.deployment.conf import DeploymentConf, PoolConf
 from sim.deployment.engine import EngineConf
 from sim.deployment.settings import engine_names, load_engine
+from sim.deployment.used import SHAPE, SIZES, check_used
 from sim.hardware.check import nearest
 from sim.hardware.kv_transfer import connectors
 from sim.hardware.read import load_device
@@ -16,8 +17,6 @@ from sim.hardware.spec import DeviceConf
 ROLES = ("both", "prefill", "decode")
 PAIRINGS = ("after_prefill", "at_arrival")
 PLACEMENTS = ("packed", "separate")
-SIZES = ("replicas", "tensor_parallel", "pipeline_parallel", "data_parallel")
-SHAPE = (*SIZES, "expert_parallel", "all_to_all")
 LIMITS_S = ("hand_over_s", "setup_s", "block_s", "latency_s")
 MOST_S = 100.0
 
@@ -53,6 +52,11 @@ def pools_of(deployment: DeploymentConf, device: DeviceConf, engine: EngineConf)
     _check_whole(deployment)
     if not deployment.pools:
         return [PoolSpec("", "both", device, engine, deployment)]
+    return resolved_pools(deployment, device, engine)
+
+
+def resolved_pools(deployment: DeploymentConf, device: DeviceConf, engine: EngineConf) -> list[PoolSpec]:
+    """The pools that a deployment lists, in order, each looked at by itself; `ValueError` as `pools_of`."""
     found = []
     for name, pool in deployment.pools.items():
         if not re.fullmatch(r"\w[\w.-]*", str(name)):
@@ -67,7 +71,7 @@ def pools_of(deployment: DeploymentConf, device: DeviceConf, engine: EngineConf)
                 raise ValueError(
                     f"{where}.{key} must be at least 1, got {getattr(pool, key)}; leave the pool out instead."
                 )
-        own = load_device(pool.hardware) if pool.hardware else device
+        own = _device(where, pool.hardware) if pool.hardware else device
         shape = {key: getattr(pool, key) for key in SHAPE}
         flat = DeploymentConf(name=name, **shape)
         found.append(PoolSpec(name, pool.role, own, _engine(where, pool, engine), flat))
@@ -76,6 +80,7 @@ def pools_of(deployment: DeploymentConf, device: DeviceConf, engine: EngineConf)
 
 
 def _check_whole(deployment: DeploymentConf) -> None:
+    """Raise `ValueError` for values out of range, and for keys that nobody reads."""
     transfer = deployment.transfer
     _one_of("deployment.pairing", deployment.pairing, PAIRINGS)
     if transfer.connector:
@@ -92,22 +97,8 @@ def _check_whole(deployment: DeploymentConf) -> None:
             f"deployment.transfer.oversubscription must be between 1 and 1000, got {transfer.oversubscription:g}."
         )
     plain = DeploymentConf()
-    if not any(pool.role == "prefill" for pool in deployment.pools.values()):
-        for key in ("decode_router", "decode_router_options", "pairing", "transfer"):
-            if getattr(deployment, key) != getattr(plain, key):
-                raise ValueError(
-                    f"deployment.{key} has no effect without a pool of role prefill: leave it out, or add one to "
-                    "deployment.pools."
-                )
-    if not deployment.pools:
-        return
-    for key in SHAPE:
-        if getattr(deployment, key) != getattr(plain, key):
-            pool = next(iter(deployment.pools))
-            raise ValueError(
-                f"deployment.{key}={getattr(deployment, key)} says nothing where pools are listed: give it to one, as "
-                f"deployment.pools.{pool}.{key}."
-            )
+    changed = (each.name for each in fields(plain) if getattr(deployment, each.name) != getattr(plain, each.name))
+    check_used(deployment, [f"deployment.{key}" for key in changed])
 
 
 def _check_roles(pools: list[PoolSpec]) -> None:
@@ -125,9 +116,21 @@ def _check_roles(pools: list[PoolSpec]) -> None:
             )
 
 
+def _device(where: str, given: str | DeviceConf) -> DeviceConf:
+    """The pool's own device, by name or as a configuration file of the user's has it."""
+    if isinstance(given, DeviceConf):
+        return given
+    try:
+        return load_device(given)
+    except ValueError as error:
+        raise ValueError(re.sub(r"^hardware=", f"{where}.hardware=", str(error))) from error
+
+
 def _engine(where: str, pool: PoolConf, engine: EngineConf) -> EngineConf:
     """The pool's engine configuration: the run's or its own, with its settings."""
-    if pool.engine:
+    if isinstance(pool.engine, EngineConf):
+        engine = pool.engine
+    elif pool.engine:
         known = engine_names()
         found = re.fullmatch(r"([a-z]+)-(\d+(?:\.\d+)+)", pool.engine)
         if found is None or found[1] not in {each.partition("-")[0] for each in known}:

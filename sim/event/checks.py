@@ -72,7 +72,7 @@ def check_conservation(
 
 def _arrives(requests: RequestTable, t: TransferTable) -> bool:
     """Whether every finished request that was prefilled elsewhere went all the way, in order."""
-    ends = (t.received_ns, requests.first_token_ns)
+    ends = (t.received_ns, t.seated_ns, requests.first_token_ns)
     if t.decode_first:
         way = (t.queued_ns, t.allocated_ns, requests.queued_ns, t.prefilled_ns, *ends)
     else:

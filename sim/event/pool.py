@@ -18,7 +18,7 @@ from sim.event.pricer import Pricer
 from sim.event.ranks import free_ranks, lockstep_ranks
 from sim.event.replica import Port, Replica, Watcher
 from sim.event.routing.base import Door
-from sim.event.servable import Entrance
+from sim.event.servable import Entrance, Trial
 from sim.event.stages import StagedReplica, StageLog
 from sim.memory.shape import CacheShape, GroupShape
 from sim.scheduler.base import Scheduler
@@ -31,7 +31,7 @@ class EnginePool:
     """`replicas` equal engines, each of `data_parallel` ranks with `num_gpu_blocks` KV blocks (one the null block).
 
     `prices` of one stage, of each of several, or of data-parallel ranks in lockstep; `groups` share the blocks. `role`:
-    `both`, `prefill` or `decode`. `block_bytes`: of one block on all devices of a rank, for transfers.
+    `both`, `prefill` or `decode`. `block_bytes`: of one block of each group on all devices of a rank, for transfers.
     """
 
     settings: EngineSettings
@@ -42,7 +42,7 @@ class EnginePool:
     data_parallel: int = 1
     scheduler: str = "vllm"
     role: str = "both"
-    block_bytes: float = 0.0
+    block_bytes: tuple[float, ...] = (0.0,)
     name: str = ""
 
     @property
@@ -82,8 +82,7 @@ def make_ranks(
     ports = [_port(pool.role, first + place, hand_over) for place in range(pool.ranks)]
     watchers = [_watcher(pool.role, first + place, client, hand_over) for place in range(pool.ranks)]
     schedulers = [_scheduler(pool, cache, port) for port in ports]
-    alone = replace(cache, named=False)
-    serves = Entrance(lambda: make_scheduler(pool.scheduler, settings, alone), settings, cache)
+    serves = Entrance(lambda: trial_of(pool, replace(cache, named=False)), settings, cache)
     if isinstance(prices, LockstepPrices):
         replicas, doors = lockstep_ranks(
             first, schedulers, settings, prices, watchers, ports, log, pool.data_parallel, now
@@ -141,6 +140,14 @@ def _loops(
         )
         for index, (queue, watcher, port) in each
     ]
+
+
+def trial_of(pool: EnginePool, cache: CacheShape) -> Trial:
+    """A scheduler of this pool alone; in a decode pool a prompt's KV is there with the next step."""
+    if pool.role != "decode":
+        return Trial(make_scheduler(pool.scheduler, pool.settings, cache))
+    port = DecodePort(0, lambda index, request, blocks: port.arrived(request))
+    return Trial(_scheduler(pool, cache, port), port.report)
 
 
 def _port(role: str, index: int, hand_over: HandOver | None) -> KVPort | None:

@@ -1,6 +1,7 @@
 """Which requests an engine can serve at all, before any of them runs."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from sim.deployment.engine import EngineSettings
 from sim.event.batch_queue import BatchQueue
@@ -12,19 +13,27 @@ PATIENCE = 1000
 """Calls in a row that bring a request, alone, no further (no token of output, and after a preemption none of input)."""
 
 
+class Trial(NamedTuple):
+    """A scheduler to try a request with, and what tells it at the end of a step that loads have ended."""
+
+    scheduler: Scheduler
+    hear: Callable[[], None] = lambda: None
+
+
 class Entrance:
     """Says how many tokens a request gets, or None if the engine can never serve it.
 
     A scheduler may have a rule of its own (`servable_tokens(prompt, outputs)`); otherwise it is that of this module,
     which for one table of full attention is exact. Where that is not all (several groups, options that
-    reserve more), a request that needs a large part of the cache is tried: alone, with a scheduler of its own.
+    reserve more), a request that needs a large part of the cache is tried: alone, with a scheduler of its own, to which
+    its prompt's KV comes as it comes to the pool.
     """
 
-    def __init__(self, make: Callable[[], Scheduler], settings: EngineSettings, cache: CacheShape):
+    def __init__(self, make: Callable[[], Trial], settings: EngineSettings, cache: CacheShape):
         self._make = make
         self._settings = settings
         self._cache = cache
-        self._own_rule = getattr(make(), "servable_tokens", None)
+        self._own_rule = getattr(make().scheduler, "servable_tokens", None)
         plain = len(cache.groups) == 1 and cache.groups[0].kind in ("full", "mla")
         self._exact = plain and self._own_rule is None and not settings.scheduler_options
         self._tried: dict[tuple[int, int], bool] = {}
@@ -81,8 +90,9 @@ def blocks_at_end(group: GroupShape, tokens: int) -> int:
     return (tokens - 1) // group.block_size - first // group.block_size + 1
 
 
-def served_alone(scheduler: Scheduler, depth: int, prompt: int, outputs: int) -> bool:
-    """Whether `scheduler`, which has nothing else to do, serves such a request to its end."""
+def served_alone(trial: Trial, depth: int, prompt: int, outputs: int) -> bool:
+    """Whether the scheduler of `trial`, which has nothing else to do, serves such a request to its end."""
+    scheduler = trial.scheduler
     scheduler.add(scheduler.request_type(0, prompt, outputs))
     queue = BatchQueue(scheduler, depth)
     preempted, fruitless = False, 0
@@ -94,4 +104,5 @@ def served_alone(scheduler: Scheduler, depth: int, prompt: int, outputs: int) ->
             fruitless = 0 if gains else fruitless + 1
         if queue.waits(issued):
             queue.complete()
+            trial.hear()
     return not scheduler.unfinished

@@ -3,7 +3,7 @@
 import dataclasses
 
 from sim.deployment.conf import DeploymentConf
-from sim.deployment.engine import EngineConf
+from sim.deployment.engine import EngineConf, EngineSettings
 from sim.deployment.settings import resolve_engine
 from sim.hardware.check import device_from
 from sim.hardware.spec import DeviceConf
@@ -20,10 +20,17 @@ def describe(
     model_conf: ModelConf, hardware: DeviceConf, engine: EngineConf, deployment: DeploymentConf
 ) -> MemoryBudget:
     """The KV budget of a deployment, whether it fits or not, pipeline stages included. `ValueError` for bad input."""
+    return describe_engine(model_conf, hardware, engine, deployment)[1]
+
+
+def describe_engine(
+    model_conf: ModelConf, hardware: DeviceConf, engine: EngineConf, deployment: DeploymentConf
+) -> tuple[EngineSettings, MemoryBudget]:
+    """The settings that `describe` finds, and the budget."""
     model = model_from_conf(model_conf)
     device = device_from(dataclasses.asdict(hardware), hardware.name)
-    fitted = with_fitting_length(engine, model, device, deployment)
-    return memory_budget(model, device, resolve_engine(fitted, model, device, deployment), deployment)
+    settings = resolve_engine(with_fitting_length(engine, model, device, deployment), model, device, deployment)
+    return settings, memory_budget(model, device, settings, deployment)
 
 
 def with_fitting_length(

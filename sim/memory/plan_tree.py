@@ -76,6 +76,7 @@ def _stage(plan: Plan, budget: MemoryBudget, index: int) -> Branch:
     stage = budget.stages[index]
     weights = stage.value("weights") / GIB
     blocks = budget.num_blocks if index == budget.worst else stage.num_blocks
+    kv_bytes = max(stage.available_bytes, 0.0)
     branch = Branch(
         f"{name}layers {first} to {last}, {_each(plan.domains.ranks)}:",
         {"stage": index, "layers": [first, last], "ranks": plan.domains.ranks},
@@ -84,9 +85,9 @@ def _stage(plan: Plan, budget: MemoryBudget, index: int) -> Branch:
     branch.below += [Branch(text) for text in _communicators(plan, index)]
     branch.below.append(
         Branch(
-            f"memory: {weights:.2f} GiB weights, {stage.available_bytes / GIB:.2f} GiB KV cache = {blocks:,} blocks of "
+            f"memory: {weights:.2f} GiB weights, {kv_bytes / GIB:.2f} GiB KV cache = {blocks:,} blocks of "
             f"{budget.block_size} tokens",
-            {"weights_bytes": stage.value("weights"), "kv_bytes": stage.available_bytes, "num_blocks": blocks},
+            {"weights_bytes": stage.value("weights"), "kv_bytes": kv_bytes, "num_blocks": blocks},
         )
     )
     return branch

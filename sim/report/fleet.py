@@ -2,8 +2,8 @@
 
 The time to the first token, as the client sees it, of a request that is prefilled on one instance and decoded on
 another falls into parts: waiting and computing at the prefill side, the hand-over, waiting for blocks at the decode
-side, the transfer (set-up, then bytes), and the step there that gives out the token. Where the decode side has blocks
-first, hand-over and waiting for them come before the prefill, and of the transfer what is left after it.
+side, the transfer (set-up, then bytes), the seat there, and the step that gives out the token. Where the decode side
+has blocks first, hand-over and waiting for them come before the prefill, and of the transfer what is left after it.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from sim.report.result import FINISHED, PoolResult, SimulationResult
 from sim.units import NS_PER_S
 
 
-PARTS = ("queue", "prefill", "hand_over", "decode_queue", "set_up", "transfer", "first_step")
-DECODE_FIRST = ("hand_over", "decode_queue", "queue", "prefill", "transfer", "first_step")
+PARTS = ("queue", "prefill", "hand_over", "decode_queue", "set_up", "transfer", "seat", "first_step")
+DECODE_FIRST = ("hand_over", "decode_queue", "queue", "prefill", "transfer", "seat", "first_step")
 """Of the time to the first token, in order."""
 
 WORDS = {
@@ -29,7 +29,8 @@ WORDS = {
     "decode_queue": "wait at the decode instance",
     "set_up": "set-up of the transfer",
     "transfer": "KV transfer",
-    "first_step": "seat and first token",
+    "seat": "wait for a seat",
+    "first_step": "first token",
 }
 
 
@@ -105,7 +106,7 @@ def part_times(result: SimulationResult) -> list[tuple[str, np.ndarray, np.ndarr
         return []
     prefill, decode = (requests.scheduled_ns, moved.prefilled_ns), (moved.queued_ns, moved.allocated_ns)
     between = (*decode, *prefill) if moved.decode_first else (*prefill, *decode, moved.begun_ns)
-    marks = (requests.arrival_ns, *between, moved.received_ns, requests.first_token_ns)
+    marks = (requests.arrival_ns, *between, moved.received_ns, moved.seated_ns, requests.first_token_ns)
     times = [np.asarray(mark, np.int64) for mark in marks]
     return list(zip(DECODE_FIRST if moved.decode_first else PARTS, times, times[1:], strict=False))
 

@@ -105,7 +105,8 @@ class TransferTable:
 
     `source`, `target`: the two replicas. `prefilled`: the prompt's last token was computed; `queued`: the decode
     instance's loop took the request up; `allocated`: it had blocks for it, and asked for the KV; `begun`, `received`:
-    its first and last byte. `blocks` were filled with `bytes`, of all devices of the replica. `decode_first`: blocks
+    its first and last byte; `seated`: it was in a batch there. `blocks`, of all groups of layers, were filled with
+    `bytes`, of all devices of the replica. `decode_first`: blocks
     were there before the prefill began, and KV was sent while it ran. `keeps_token`: the prefill's token is the first.
     """
 
@@ -116,6 +117,7 @@ class TransferTable:
     allocated_ns: np.ndarray
     begun_ns: np.ndarray
     received_ns: np.ndarray
+    seated_ns: np.ndarray
     blocks: np.ndarray
     bytes: np.ndarray
     decode_first: bool = False

@@ -51,8 +51,8 @@ class Connector[R: Request](Protocol):
     def look_up(self, request: R, local_tokens: int) -> External | None:
         """What can be had for a request that waits and has `local_tokens` here; None: not known yet, ask again."""
 
-    def allocated(self, request: R, external: External, blocks: int) -> None:
-        """The request has its blocks, among them so many for tokens from elsewhere."""
+    def allocated(self, request: R, external: External, blocks: Sequence[int]) -> None:
+        """The request has its blocks, among them so many of each group for tokens from elsewhere."""
 
     def keeps(self, request: R, finished: bool) -> bool:
         """The request has ended: are its blocks kept, for somebody who will read them? Only what `finished` can be."""
@@ -138,7 +138,7 @@ class Alone:
         """Only the replica's own cache."""
         return NOTHING
 
-    def allocated(self, request: Request, external: External, blocks: int) -> None:
+    def allocated(self, request: Request, external: External, blocks: Sequence[int]) -> None:
         """Nothing to do."""
 
     def keeps(self, request: Request, finished: bool) -> bool:

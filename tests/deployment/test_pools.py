@@ -60,7 +60,7 @@ def test_each_pool_has_its_own_device_engine_and_settings():
         ),
         (
             pd(tensor_parallel=2),
-            r"deployment.tensor_parallel=2 says nothing where pools are listed: .*pools.p.tensor_par",
+            r"deployment.tensor_parallel does nothing here: where pools are listed .*pools.p.tensor_par",
         ),
         (pd(pairing="never"), "deployment.pairing must be one of after_prefill, at_arrival, got 'never'"),
         (pd(transfer=TransferConf(placement="apart")), "deployment.transfer.placement must be one of packed, separate"),
@@ -70,10 +70,10 @@ def test_each_pool_has_its_own_device_engine_and_settings():
         ),
         (pd(transfer=TransferConf(latency_s=-1.0)), "deployment.transfer.latency_s must be between 0 and 100 seconds"),
         (pd(transfer=TransferConf(oversubscription=0.5)), "deployment.transfer.oversubscription must be between 1 and"),
-        (DeploymentConf(pairing="at_arrival"), "deployment.pairing has no effect without a pool of role prefill"),
+        (DeploymentConf(pairing="at_arrival"), "deployment.pairing does nothing here: it wants a pool of role prefill"),
         (
             DeploymentConf(decode_router="random"),
-            "deployment.decode_router has no effect without a pool of role prefill",
+            "deployment.decode_router does nothing here: it wants a pool of role prefill",
         ),
         (pd(pools={"d": {"role": "decode", "engine": "sglang-0.5"}}), "KV is handed over between instances of one"),
     ],

@@ -1,5 +1,7 @@
 """Several pools: prefill and decode instances by hand, in closed form, and drawn; fleets of unequal replicas."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings as run_settings, strategies as st
@@ -42,7 +44,7 @@ def pool(role, base_s=10e-3, blocks=100, *, replicas=1, block_bytes=0.0, table=N
         FULL,
         replicas=replicas,
         role=role,
-        block_bytes=block_bytes,
+        block_bytes=(block_bytes,),
         name=role,
     )
 
@@ -218,7 +220,7 @@ def test_drawn_fleets_conserve(version, data):
             FULL,
             replicas=draw(st.integers(1, 3)),
             role=role,
-            block_bytes=draw(st.sampled_from([0.0, 5e6, 1e8])),
+            block_bytes=(draw(st.sampled_from([0.0, 5e6, 1e8])),),
             name=role,
         )
         for role in ("prefill", "decode")
@@ -231,3 +233,19 @@ def test_drawn_fleets_conserve(version, data):
     assert first.itl_count.sum() == (first.requests.output_tokens[done] - 1).sum()
     assert (first.requests.finish_ns == second.requests.finish_ns).all()
     assert first.links.bytes[:1].sum() <= first.transfers.bytes[done].sum()
+
+
+def test_blocks_of_groups_count_by_what_they_hold():
+    """A window of 32: of 100 tokens 7 blocks of full attention, and from token 68 on 3 of the window.
+
+    Full attention has 3 of 4 layers: a set-up of 0.1 ms a block of all layers is 0.1 x (7 x 3/4 + 3 x 1/4) = 0.6 ms.
+    """
+    groups = (GroupShape("full", 16), GroupShape("swa", 16, 32))
+    sides = [
+        dataclasses.replace(pool(role, max_num_batched_tokens=128), groups=groups, block_bytes=(3e6, 1e6))
+        for role in ("prefill", "decode")
+    ]
+    run = disaggregated(workload([0], [100], [3]), *sides, HandOverCosts(0.0, 0.0, 1e-4, 0.0))
+    t = run.transfers
+    assert (t.begun_ns - t.allocated_ns).tolist() == [0.6 * MS]
+    assert (t.blocks.tolist(), t.bytes.tolist()) == ([10], [7 * 3e6 + 3 * 1e6])

@@ -47,7 +47,7 @@ def pool(engine, role, base_s=10e-3, blocks=100, *, ranks=1, replicas=1, block_b
         data_parallel=ranks,
         scheduler=engine,
         role=role,
-        block_bytes=block_bytes,
+        block_bytes=(block_bytes,),
     )
 
 

@@ -2,11 +2,13 @@
 
 import pytest
 
-from sim.event.servable import Entrance, blocks_at_end, servable_tokens, served_alone
+from sim.deployment.settings import load_engine
+from sim.event.pool import EnginePool, trial_of
+from sim.event.servable import Entrance, Trial, blocks_at_end, servable_tokens, served_alone
 from sim.memory.shape import CacheShape, GroupShape
 from sim.scheduler.vllm import make
 
-from .conftest import make_settings
+from .conftest import make_settings, make_table
 
 
 FULL, MLA, STATE = GroupShape("full", 16), GroupShape("mla", 16), GroupShape("mamba", 512)
@@ -42,7 +44,7 @@ def test_groups_add_up():
 
 def entrance(blocks, *groups, **changes):
     cache, settings = CacheShape(blocks, False, groups), make_settings(**changes)
-    return Entrance(lambda: make(settings, cache), settings, cache)
+    return Entrance(lambda: Trial(make(settings, cache)), settings, cache)
 
 
 def test_what_only_a_trial_shows():
@@ -69,7 +71,7 @@ def test_a_scheduler_may_have_its_own_rule():
             return None if prompt > 10 else min(outputs, 3)
 
     settings, cache = make_settings(), CacheShape(99, False, (FULL,))
-    chosen = Entrance(Fussy, settings, cache)
+    chosen = Entrance(lambda: Trial(Fussy()), settings, cache)
     assert (chosen(5, 9), chosen(11, 1)) == (3, None)
 
 
@@ -79,4 +81,13 @@ def test_alone(depth):
     settings = make_settings(async_scheduling=depth == 2)
     for blocks in (3, 4):
         scheduler = make(settings, CacheShape(blocks, False, (FULL,)))
-        assert served_alone(scheduler, depth, 40, 10) == (blocks == 4)
+        assert served_alone(Trial(scheduler), depth, 40, 10) == (blocks == 4)
+
+
+def test_a_decode_pool_is_tried_with_the_prompt_loaded():
+    """As above, 13 blocks are needed to compute 100 tokens, but to load them only 7 + 4, and 1 more to decode."""
+    settings = make_settings(profile=load_engine("vllm", "0.33.0").profile)
+    for role, blocks, served in (("both", 12, None), ("decode", 11, 2), ("decode", 10, None)):
+        pool = EnginePool(settings, make_table(), blocks + 1, (FULL, SLIDING), role=role)
+        cache = CacheShape(blocks, False, (FULL, SLIDING))
+        assert Entrance(lambda p=pool, c=cache: trial_of(p, c), settings, cache)(100, 2) == served

@@ -33,7 +33,8 @@ class Pulls(Alone):
 
     def allocated(self, request, external, blocks):
         if external.loads:
-            assert blocks == -(-request.prompt // 4) - (request.prompt - external.tokens) // 4 or request.tables[1:]
+            local = request.prompt - external.tokens
+            assert sum(blocks) == -(-request.prompt // 4) - local // 4 or request.tables[1:]
             self.remote.discard(request.index)
             self.begun.append(request.index)
 

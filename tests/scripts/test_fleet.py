@@ -225,7 +225,7 @@ def test_the_timeline_has_transfers_and_parts(headway, tmp_path):
     assert all(ended[event["id"]] > event["ts"] for event in begun)
     assert {event["name"] for event in begun} == {"prefill to decode"}
     names = {event["name"] for event in events if event["ph"] == "X"}
-    assert {"KV transfer", "hand-over", "seat and first token", "decode"} <= names
+    assert {"KV transfer", "hand-over", "wait for a seat", "first token", "decode"} <= names
 
 
 ELASTIC = (*SMALL, "deployment=replicas2", "workload.rate=20")
@@ -249,7 +249,7 @@ def test_replicas_come_and_go(headway, tmp_path):
         ("events=[{at_s: -1, action: fail}]", "events[0].at_s must be a number of seconds from 0"),
         ("events=[{at_s: 1, action: fail, pool: x}]", "events[0].pool must be one of"),
         ("events=[3]", "events[0] wants a mapping"),
-        ("on_failure=lose", "deployment.elastic.on_failure has no effect without"),
+        ("on_failure=lose", "deployment.elastic.on_failure does nothing here: it wants deployment.elastic.events"),
         ("mtbf_s=-1", "deployment.elastic.mtbf_s must be between 0 and"),
     ],
 )
@@ -282,3 +282,111 @@ def test_roles_that_a_scheduler_does_not_have(headway, tmp_path):
     assert "simulated with the schedulers sglang, trtllm, vllm only, got orca" in found.json()["message"]
     mixed = simulate(headway, tmp_path, *PD, "deployment.pools.decode.engine=sglang-0.5.23")
     assert "between instances of one engine; give them one" in mixed.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("deployment.pools.decode.settings.block_size=32",),
+            "prefill and decode pools must have equal KV blocks, but engine.block_size makes them differ (prefill 16, "
+            "decode 32)",
+        ),
+        (("deployment.decode_router=slo_aware",), "turns requests away, which is too late after their prefill"),
+        (("deployment.router=fastest",), "deployment.router: wanted one of"),
+        (("engine.scheduler_options.speed=3",), "pool prefill (prefill): engine.scheduler_options.speed is no option"),
+        (("deployment.elastic.mtbf_s=-1",), "deployment.elastic.mtbf_s must be between 0 and"),
+        (("deployment.pools.decode.tensor_parallel=3",), "pool decode (decode): llama-3.2-1b: tensor parallel size 3"),
+        (("deployment.pools.decode.hardware=h2000",), "deployment.pools.decode.hardware=h2000 is not a known device"),
+    ],
+)
+@pytest.mark.parametrize("command", ["simulate", "plan", "memory"])
+def test_all_commands_refuse_the_same(headway, command, words, said):
+    found = headway(command, "model=llama-3.2-1b", "deployment=pd-1p1d", *words)
+    assert found.code == 2
+    assert said in found.err
+
+
+def test_stages_that_divide_the_layers_otherwise(headway):
+    """Of the 34 layers of Gemma 3 4B the first 17 have 2 of full attention, all of them 5: 9 and 7 groups."""
+    words = ("model=gemma-3-4b", "engine=vllm-0.33.0", "deployment=pd-1p1d")
+    found = headway("plan", *words, "deployment.pools.prefill.pipeline_parallel=2")
+    assert "their pipeline stages hold other layers (deployment.pools.*.pipeline_parallel: prefill 2, decode 1)" in (
+        found.err
+    )
+    found = headway("plan", *words, "deployment.pools.prefill.settings.hybrid_kv_cache=false")
+    assert "deployment.pools.*.settings.hybrid_kv_cache differs" in found.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("deployment=pd-1p1d", "deployment.tensor_parallel=1"), "deployment.tensor_parallel does nothing here"),
+        (("deployment.pools.a.hardware=h20", "hardware=h20"), "hardware does nothing here: every pool has a device"),
+        (
+            ("deployment.pools.a.engine=vllm-0.20.0", "engine.block_size=32"),
+            "engine.block_size does nothing here: every pool has an engine of its own",
+        ),
+        (
+            ("deployment.pools.a.settings.block_size=16", "engine.block_size=32"),
+            "every pool has its own (deployment.pools.*.settings.block_size)",
+        ),
+        (
+            ("deployment.pairing=after_prefill",),
+            "deployment.pairing does nothing here: it wants a pool of role prefill",
+        ),
+        (("deployment.transfer.connector=nixl",), "deployment.transfer.connector does nothing here"),
+        (("deployment.elastic.load_s=60",), "deployment.elastic.load_s does nothing here"),
+        (
+            ("deployment=pd-1p1d", "deployment.pools.decod.replicas=4"),
+            "the deployment has no pool decod: did you mean decode? A new one says what it does",
+        ),
+        (("deployment=pd-1p1d", "deployment.pools.decode.settings=[]"), "settings wants a mapping of keys, got []"),
+        (("deployment=pd-1p1d", "deployment.pools.decode=null"), "decode wants a mapping of keys, got null"),
+        (("deployment.pools=[a,b]",), "deployment.pools wants a mapping of keys, got a list"),
+    ],
+)
+def test_what_would_do_nothing_or_something_else(headway, words, said):
+    found = headway("plan", "model=llama-3.2-1b", *words)
+    assert found.code == 2
+    assert said in found.err
+
+
+def test_a_new_pool_may_be_called_like_another_if_it_says_its_role(headway):
+    words = ("deployment=pd-1p1d", "deployment.pools.decode2.role=decode", "deployment.pools.decode2.replicas=2")
+    assert "decode2 (decode): 2 x 1" in headway("plan", "model=llama-3.2-1b", *words).out
+
+
+def test_a_wrong_pool_in_a_sweep_is_found_before_any_job_runs(headway, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = headway("simulate", "-m", *PD, "deployment.pools.decode.settings.seqs=1,2")
+    assert found.code == 2
+    assert "deployment.pools.decode.settings.seqs is not a setting of an engine" in found.err
+    assert not (tmp_path / "multirun").exists()
+
+
+def test_engines_of_pools_by_any_name(headway, tmp_path):
+    """One of a file of `conf` that is no version, one of the user's folder, one by its path."""
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("defaults: [vllm-0.20.0, _self_]\nmax_num_seqs: 7\n", encoding="utf-8")
+    words = (
+        "deployment.pools.a.engine=orca",
+        "deployment.pools.b.engine=mine",
+        f"deployment.pools.c.engine={folder / 'mine.yaml'}",
+        "--config-dir",
+        str(tmp_path),
+    )
+    found = simulate(headway, tmp_path, *SMALL, *words).json()
+    assert [pool["settings"]["max_num_seqs"] for pool in found["pools"]][1:] == [7, 7]
+    assert [pool["engine_label"] for pool in found["pools"]][1:] == ["vllm 0.20.0"] * 2
+
+
+def test_the_wait_for_a_seat_is_waited(headway, tmp_path):
+    """One seat for 12 requests that come at once: their mean wait at the decode pool is several decodes long."""
+    words = (*PD, "workload.arrival=all_at_once", "deployment.pools.decode.settings.max_num_seqs=1")
+    found = simulate(headway, tmp_path, *words).json()
+    prefill, decode = found["pools"]
+    seat = found["ttft_parts_ms"]["seat"]["mean"]
+    assert decode["mean_queue_ms"] == pytest.approx(seat + found["ttft_parts_ms"]["decode_queue"]["mean"])
+    assert seat > 10 * found["ttft_parts_ms"]["first_step"]["mean"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import ClassVar
 
 import numpy as np
@@ -25,6 +26,7 @@ COLUMNS = (
     "allocated_ns",
     "begun_ns",
     "received_ns",
+    "seated_ns",
     "blocks",
     "bytes",
 )
@@ -73,20 +75,21 @@ class HandOver:
         choose: Callable[[int], int],
         make: Callable[[int, int, int], Request],
         *,
-        block_bytes: Sequence[float],
+        block_bytes: Sequence[Sequence[float]],
         pickup_ns: Sequence[int],
         at_arrival: bool,
     ) -> None:
         """All replicas, by number, and who decodes.
 
         `choose(i)`: the decode instance for request i, when its prefill ends, or `at_arrival`. `make(target, i,
-        outputs)`: the request for it. `block_bytes`: of a block of each replica, all its devices together.
-        `pickup_ns`: of the decode side's server.
+        outputs)`: the request for it. `block_bytes`: of a block of each group of each replica, all its devices
+        together. `pickup_ns`: of the decode side's server.
         """
         self._replicas = replicas
         self._choose = choose
         self._make = make
         self._block_bytes = block_bytes
+        self._shares = [_shares(each) for each in block_bytes]
         self._pickup_ns = pickup_ns
         self._at_arrival = at_arrival
 
@@ -106,8 +109,8 @@ class HandOver:
         """A prefill has ended."""
         raise NotImplementedError
 
-    def begin(self, target: int, request: Request, blocks: int) -> None:
-        """The decode instance has blocks for the prompt, so many of them to be filled."""
+    def begin(self, target: int, request: Request, blocks: Sequence[int]) -> None:
+        """The decode instance has blocks for the prompt, so many of each group to be filled."""
         raise NotImplementedError
 
     def computed(self, source: int, request: Request, tokens: int) -> None:
@@ -116,6 +119,12 @@ class HandOver:
     def queued(self, request: Request, now_ns: int) -> None:
         """The decode instance's loop took the request up."""
         self._set(request.index, queued_ns=now_ns)
+
+    def seated(self, requests: Iterable[Request], now_ns: int) -> None:
+        """Requests have a seat at a decode instance, the first time."""
+        for request in requests:
+            if self._get(request.index, "seated_ns") < 0:
+                self._set(request.index, seated_ns=now_ns)
 
     def ended(self, requests: Iterable[Request]) -> None:
         """Requests are about to end at a decode instance: what the prefill saw of them belongs to them too."""
@@ -157,8 +166,7 @@ class HandOver:
         there, here = self._replicas[target], self._replicas[source]
         assert isinstance(there.port, DecodePort)
         assert isinstance(here.port, PrefillPort)
-        there.port.under_way -= 1
-        there.port.received.append(request)
+        there.port.arrived(request)
         here.port.sent.append(self._prefilled[request.index])
         for replica, port in ((there, there.port), (here, here.port)):
             scheduler = port.scheduler
@@ -175,7 +183,16 @@ class HandOver:
         for name, value in values.items():
             self._times[i, self._at[name]] = value
 
-    def _wait_ns(self, blocks: int, first: bool = True) -> int:
+    def _asked(self, target: int, request: Request, blocks: Sequence[int]) -> tuple[float, float]:
+        """A decode instance has blocks, so many of each group to be filled: their bytes, and as blocks of all layers.
+
+        A block of a group holds the layers of that group; what a block costs was measured for one of all layers.
+        """
+        size = sum(map(mul, blocks, self._block_bytes[target]))
+        self._set(request.index, allocated_ns=self._agenda.now_ns, blocks=sum(blocks), bytes=round(size))
+        return size, sum(map(mul, blocks, self._shares[target]))
+
+    def _wait_ns(self, blocks: float, first: bool = True) -> int:
         """Between the wish to move so many blocks and the first byte."""
         costs = self._costs
         return to_ns((costs.setup_s if first else 0.0) + costs.block_s * blocks + costs.latency_s)
@@ -196,3 +213,9 @@ class HandOver:
             np.array(network.busy_ns, np.int64),
             np.array(network.most_flows, np.int64),
         )
+
+
+def _shares(block_bytes: Sequence[float]) -> list[float]:
+    """What a block of each group holds, as a share of all layers."""
+    whole = sum(block_bytes)
+    return [each / whole if whole else 1 / len(block_bytes) for each in block_bytes]

@@ -1,6 +1,6 @@
 """The two sides of a transfer, as their schedulers see them: what is held, loaded, under way and still to be heard."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sim.scheduler.base import Request
 from sim.scheduler.hooks import NOTHING, Alone, Connected, External
@@ -54,7 +54,7 @@ class PrefillPort(Alone):
 class DecodePort(Alone):
     """A decode instance's side: every request comes with its prompt's KV elsewhere, which is loaded once."""
 
-    def __init__(self, index: int, begin: Callable[[int, Request, int], None]):
+    def __init__(self, index: int, begin: Callable[[int, Request, Sequence[int]], None]):
         self.scheduler: Connected | None = None
         self.received: list[Request] = []
         self.under_way = 0
@@ -68,7 +68,7 @@ class DecodePort(Alone):
             return NOTHING
         return External(request.prompt - local_tokens, loads=True)
 
-    def allocated(self, request: Request, external: External, blocks: int) -> None:
+    def allocated(self, request: Request, external: External, blocks: Sequence[int]) -> None:
         """Ask for it."""
         self._loaded.add(request.index)
         self.under_way += 1
@@ -76,6 +76,11 @@ class DecodePort(Alone):
 
     def computed(self, request: Request, tokens: int) -> None:
         """Nobody reads them."""
+
+    def arrived(self, request: Request) -> None:
+        """All of its KV is here."""
+        self.under_way -= 1
+        self.received.append(request)
 
     @property
     def busy(self) -> bool:

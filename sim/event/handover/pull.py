@@ -1,5 +1,6 @@
 """The decode instance asks for the KV of a prompt that was computed elsewhere."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from sim.event.handover.base import HandOver
@@ -29,12 +30,11 @@ class Pull(HandOver):
         at_ns = now_ns + to_ns(self._costs.hand_over_s) + self._pickup_ns[target]
         self._agenda.at(at_ns, lambda at: self._reach(i, at))
 
-    def begin(self, target: int, request: Request, blocks: int) -> None:
+    def begin(self, target: int, request: Request, blocks: Sequence[int]) -> None:
         """Blocks are there: the KV is asked for."""
-        now_ns, i = self._agenda.now_ns, request.index
-        size = blocks * self._block_bytes[target]
-        self._set(i, allocated_ns=now_ns, blocks=blocks, bytes=round(size))
-        self._agenda.at(now_ns + self._wait_ns(blocks), lambda at: self._leave(target, request, size, at))
+        size, whole = self._asked(target, request, blocks)
+        at_ns = self._agenda.now_ns + self._wait_ns(whole)
+        self._agenda.at(at_ns, lambda at: self._leave(target, request, size, at))
 
     def _leave(self, target: int, request: Request, size: float, now_ns: int) -> None:
         """The first byte leaves."""

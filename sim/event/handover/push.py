@@ -1,5 +1,6 @@
 """The prefill instance sends the KV of a prompt, as it computes it, to blocks that the decode instance has ready."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from sim.deployment.topology import Topology
@@ -13,9 +14,9 @@ from sim.units import to_ns
 class Sending:
     """One prompt's KV on its way: its pieces leave one after another."""
 
-    def __init__(self, source: int, target: int, request: Request, blocks: int):
+    def __init__(self, source: int, target: int, request: Request, blocks: int, bytes_per_block: float):
         self.source, self.target, self.request = source, target, request
-        self.blocks = blocks
+        self.blocks, self.bytes_per_block = blocks, bytes_per_block
         self.sent_blocks = 0
         self.pieces: list[tuple[int, int, bool]] = []
         """Of each: when it was computed, its blocks, whether it is the last."""
@@ -45,13 +46,11 @@ class Push(HandOver):
         self._agenda.at(now_ns + to_ns(self._costs.hand_over_s), lambda at: self._reach(i, at))
         return None
 
-    def begin(self, target: int, request: Request, blocks: int) -> None:
+    def begin(self, target: int, request: Request, blocks: Sequence[int]) -> None:
         """Blocks are there: the prefill may begin."""
         now_ns, i = self._agenda.now_ns, request.index
-        source = self._get(i, "source")
-        size = blocks * self._block_bytes[target]
-        self._set(i, allocated_ns=now_ns, blocks=blocks, bytes=round(size))
-        self._sending[i] = Sending(source, target, request, blocks)
+        source, (size, _) = self._get(i, "source"), self._asked(target, request, blocks)
+        self._sending[i] = Sending(source, target, request, sum(blocks), size / max(sum(blocks), 1))
         self._agenda.at(now_ns + to_ns(self._costs.latency_s), lambda at: self._prefill(source, i, at))
 
     def _prefill(self, source: int, i: int, now_ns: int) -> None:
@@ -88,7 +87,7 @@ class Push(HandOver):
         i = sending.request.index
         if self._get(i, "begun_ns") < 0:
             self._set(i, begun_ns=now_ns)
-        size = blocks * self._block_bytes[sending.target]
+        size = blocks * sending.bytes_per_block
         self._move(sending.source, sending.target, size, lambda at: self._arrive(sending, last, at))
 
     def _arrive(self, sending: Sending, last: bool, now_ns: int) -> None:

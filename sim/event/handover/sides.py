@@ -35,10 +35,13 @@ class DecodeSide:
         self._hand_over = hand_over
         client = hand_over.client
         self.queued = hand_over.queued
-        self.scheduled = client.scheduled
         self.opened = client.opened
         self.interrupted = client.interrupted
         self.continued = client.continued
+
+    def scheduled(self, batch: Batch, now_ns: int) -> None:
+        """Requests took their seats."""
+        self._hand_over.seated(batch.admitted, now_ns)
 
     def delivered(self, batch: Batch, ended: Sequence[Request], now_ns: int) -> None:
         """Tokens for the client."""

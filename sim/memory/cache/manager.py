@@ -124,13 +124,13 @@ class KVCache:
         slots = min(request.known, self.max_model_len)
         return self._need(request, hit, start, slots, self.rules.window_capped_input) + spare <= self.pool.free
 
-    def external_blocks(self, hit: Hit, external: int) -> int:
-        """Blocks that hold the `external` tokens behind a hit, as far as a later token reads them."""
+    def external_blocks(self, hit: Hit, external: int) -> list[int]:
+        """Blocks of each group that hold the `external` tokens behind a hit, as far as a later token reads them."""
         end = hit.tokens + external
-        return sum(
+        return [
             max(0, -(-end // kind.block_size) - max(len(hits), kind.skipped_blocks(end)))
             for kind, hits in zip(self.groups, hit.blocks, strict=True)
-        )
+        ]
 
     def missing(self, request: Cached, tokens: int) -> int:
         """Blocks that a request which is under way lacks for its first `tokens`."""

@@ -92,7 +92,7 @@ class DecodeInstance(SglangScheduler):
             request = self.wanting.pop(0)
             self.loading[request.index] = request
             external = self.connector.look_up(request, 0) or NOTHING
-            self.connector.allocated(request, external, self.pool.ceil(request.prompt) // self.pool.page_size)
+            self.connector.allocated(request, external, (self.pool.ceil(request.prompt) // self.pool.page_size,))
         return self._seat(batch)
 
     def _takes(self, request: SglangRequest, tokens: int) -> bool:

@@ -150,7 +150,7 @@ class GenerationServer(TensorRTLLM):
             self.free_blocks -= blocks
             request.blocks = blocks
             self.loading[request.index] = request
-            self.connector.allocated(request, self.connector.look_up(request, 0) or NOTHING, blocks)
+            self.connector.allocated(request, self.connector.look_up(request, 0) or NOTHING, (blocks,))
 
     def _seated(self) -> list[IterationRequest]:
         return [*self.loading.values(), *self.arrived]

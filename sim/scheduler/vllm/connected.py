@@ -113,7 +113,7 @@ class ConnectedBatching(ContinuousBatching):
         if not self.blocks.admit(request, hits, request.target, room, findable=False):
             return False
         self.aside.append(request)
-        self.connector.allocated(request, external, -(-request.target // size) - len(hits))
+        self.connector.allocated(request, external, (-(-request.target // size) - len(hits),))
         return True
 
     def _reserved(self) -> int:

@@ -1,9 +1,11 @@
 """From `deployment.elastic` to the changes of a run: whose, when, and one sentence for each that cannot be."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from sim.deployment.conf import DeploymentConf, ElasticConf
+from sim.deployment.used import check_used
 from sim.event.lifecycle import DRAIN, FAIL, START, Change, Elastic
 from sim.units import to_ns
 
@@ -28,11 +30,10 @@ def elastic_of(deployment: DeploymentConf, pools: Mapping[str, tuple[str, int]],
     """
     conf = deployment.elastic
     _check(conf)
+    plain = ElasticConf()
+    changed = (each.name for each in fields(plain) if getattr(conf, each.name) != getattr(plain, each.name))
+    check_used(deployment, [f"{WHERE}.{key}" for key in changed])
     if not is_elastic(deployment):
-        plain = ElasticConf()
-        for key in ("on_failure", "load_s", "repair_s"):
-            if getattr(conf, key) != getattr(plain, key):
-                raise ValueError(f"{WHERE}.{key} has no effect without {WHERE}.events or {WHERE}.mtbf_s.")
         return None
     for name, (role, _) in pools.items():
         if role != "both":

@@ -1,0 +1,99 @@
+"""What a deployment asks of its engines, before anything is compiled: schedulers, routers, replicas that come and go.
+
+And, once the memory of its pools is known, whether they can read each other's KV.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sim.deployment.conf import DeploymentConf
+from sim.deployment.engine import EngineSettings
+from sim.deployment.pools import PoolSpec
+from sim.event.elastic import elastic_of
+from sim.event.routing.find import make_router, sheds
+from sim.memory.terms import MemoryBudget
+from sim.scheduler.find import check_scheduler, roles_of, with_roles
+
+
+class KVSide(NamedTuple):
+    """A pool as those that read its KV, or whose KV it reads, see it."""
+
+    spec: PoolSpec
+    engine: EngineSettings
+    budget: MemoryBudget
+
+
+def check_asked(deployment: DeploymentConf, specs: Sequence[PoolSpec], seed: int) -> None:
+    """Raise `ValueError`, naming the pool, for a scheduler, router or change of replicas that cannot be simulated."""
+    make_router(deployment.router, seed, deployment.router_options)
+    if any(spec.role == "prefill" for spec in specs):
+        make_router(deployment.decode_router, seed, deployment.decode_router_options, "decode_router")
+        if sheds(deployment.decode_router, "decode_router"):
+            raise ValueError(
+                f"deployment.decode_router={deployment.decode_router} turns requests away, which is too late after "
+                "their prefill; give it to deployment.router."
+            )
+    _check_roles(specs)
+    elastic_of(deployment, {spec.name: (spec.role, spec.deployment.replicas) for spec in specs}, seed)
+    for spec in specs:
+        try:
+            check_scheduler(spec.engine)
+        except ValueError as error:
+            raise ValueError(spec.refusal(error)) from error
+
+
+def _check_roles(specs: Sequence[PoolSpec]) -> None:
+    for spec in specs:
+        if spec.role != "both" and roles_of(spec.engine.scheduler) is None:
+            raise ValueError(
+                f"deployment.pools.{spec.name} has the role {spec.role}, which is simulated with the schedulers "
+                f"{', '.join(with_roles())} only, got {spec.engine.scheduler}; choose another engine."
+            )
+
+
+def check_kv(pools: Sequence[KVSide]) -> None:
+    """Raise `ValueError` where prefill and decode pools could not read each other's blocks, saying what differs."""
+    sides = [pool for pool in pools if pool.spec.role != "both"]
+    if not sides:
+        return
+    if any(group.kind == "mamba" for side in sides for stage in side.budget.stages for group in stage.layout.groups):
+        raise ValueError(
+            f"the transfer of recurrent states is not simulated, got {sides[0].budget.model} with deployment.pools of "
+            "role prefill; choose pools of role both."
+        )
+    for key, values in (
+        ("block_size", [side.engine.block_size for side in sides]),
+        ("kv_cache_dtype", [side.engine.kv_bytes_per_element for side in sides]),
+    ):
+        if len(set(values)) > 1:
+            said = ", ".join(f"{side.spec.name} {value:g}" for side, value in zip(sides, values, strict=True))
+            raise ValueError(
+                f"prefill and decode pools must have equal KV blocks, but engine.{key} makes them differ ({said}): "
+                f"give deployment.pools.*.settings.{key} one value."
+            )
+    layouts = [[(g.kind, g.block_size, g.window) for g in side.budget.layout.groups] for side in sides]
+    if all(found == layouts[0] for found in layouts):
+        return
+    counts = ", ".join(f"{side.spec.name} {len(found)}" for side, found in zip(sides, layouts, strict=True))
+    raise ValueError(
+        f"prefill and decode pools must divide the layers of {sides[0].budget.model} into equal groups of KV blocks "
+        f"(groups: {counts}), but {_cause(sides)}."
+    )
+
+
+def _cause(sides: Sequence[KVSide]) -> str:
+    """Which key makes the groups of layers differ, and what to do."""
+    for key, what in (("hybrid_kv_cache", "settings.hybrid_kv_cache"), ("groups_rule", "engine")):
+        values = [getattr(side.engine if key == "hybrid_kv_cache" else side.engine.profile, key) for side in sides]
+        if len(set(values)) > 1:
+            return f"deployment.pools.*.{what} differs: give them one value"
+    if len({side.budget.pipeline_parallel for side in sides}) > 1:
+        stages = ", ".join(f"{side.spec.name} {side.budget.pipeline_parallel}" for side in sides)
+        return (
+            f"their pipeline stages hold other layers (deployment.pools.*.pipeline_parallel: {stages}): give them one "
+            "number of stages, or set engine.hybrid_kv_cache=false"
+        )
+    return (
+        "their sizes make them differ: give them equal deployment.pools.*.tensor_parallel, or one block table, "
+        "engine.hybrid_kv_cache=false"
+    )
