@@ -164,6 +164,12 @@ def check_profile(profile: EngineProfile, shipped: EngineProfile) -> None:
         "profile.connector.leaves_windows", transfers.leaves_windows, ENDS, "engine.profile.connector.leaves_windows"
     )
     _one_of("profile.parallel.balance", rules.balance, BALANCES, "engine.profile.parallel.balance")
+    for key, limit in (("low_latency_tokens", float(MAX_TOKENS)), ("deepep_buffer_bytes", MAX_BYTES)):
+        if not 0 < getattr(rules, key) <= limit:
+            raise ValueError(
+                f"profile.parallel.{key} must be above 0 and at most {limit:,.0f}, got {getattr(rules, key):g}: "
+                f"change engine.profile.parallel.{key}"
+            )
     if rules.high_throughput_graphs:
         key = "profile.parallel.high_throughput_graphs"
         _one_of(key, rules.high_throughput_graphs, MODES, f"engine.{key}")

@@ -187,6 +187,8 @@ class ParallelRules:
     - `gathers_dense`: dense feed-forward parts and shared experts are divided over all ranks, like the experts;
       otherwise each rank has its own.
     - `limits_divided`: the limits of a batch (`max_num_seqs`, `max_num_batched_tokens`) are those of all ranks.
+    - `low_latency_tokens`: tokens of a rank that DeepEP's low-latency buffers hold; `deepep_buffer_bytes`: its buffers
+      over NVLink, and over the network as much.
     - `high_throughput_graphs`: the graph mode with DeepEP's high-throughput kernels; empty: as without them.
     """
 
@@ -199,3 +201,5 @@ class ParallelRules:
     gathers_dense: bool = False
     limits_divided: bool = False
     high_throughput_graphs: str = ""
+    low_latency_tokens: int = 256
+    deepep_buffer_bytes: float = 1073741824.0

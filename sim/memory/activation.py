@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+from sim.deployment.all_to_all import exchange_of
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.domains import Domains, domains_of
 from sim.deployment.engine import EngineSettings
+from sim.deployment.rules import ParallelRules
+from sim.memory.exchange import expert_rows
 from sim.memory.runner import memory_constants
 from sim.model.feedforward import Dense, MoE
 from sim.model.linear import DTYPE_BYTES
@@ -36,7 +39,8 @@ def peak_activation(model: ModelSpec, engine: EngineSettings, deployment: Deploy
     - forward: `T e (units + k h)`, `units` those of the widest feed-forward part (gate, up and product), `k` live
       copies of the hidden state; with bitsandbytes, the largest matrix unpacked;
     - the experts' two workspaces stay allocated between the two: `T top_k e (max(I, h) + max(2 I, h))`, for the tokens
-      of all data-parallel ranks; experts in the MXFP4 format run in kernels that keep none;
+      of all data-parallel ranks, or those that reach this one (`expert_rows`); experts in the MXFP4 format run in
+      kernels that keep none;
     - sparse latent attention shares that room for keys unpacked to 16 bits, of 5 requests of the longest length, and
       its forward pass scores 512 MiB at a time;
     - with pipeline stages, the tensors passed between them: `2 T h e`;
@@ -62,10 +66,12 @@ def peak_activation(model: ModelSpec, engine: EngineSettings, deployment: Deploy
         forward += element * max(
             (_largest(layer, hidden, domains.tp_attn) for layer in dict.fromkeys(layers)), default=0
         )
-    kept = 0
+    kept = 0.0
     if model.quantisation != "mxfp4":
-        kept = max((_workspace(layer, hidden, domains) for layer in dict.fromkeys(layers)), default=0)
-    workspace = constants["expert_workspace_kept"] * kept * tokens * domains.dp_attn * element
+        rules = engine.profile.parallel
+        way = exchange_of(deployment, rules)
+        kept = max(_workspace(layer, hidden, domains, rules, way, tokens) for layer in dict.fromkeys(layers))
+    workspace = constants["expert_workspace_kept"] * kept * element
     scan = max((_indexer_bytes(layer, engine.max_model_len) for layer in dict.fromkeys(layers)), default=0.0)
     workspace, forward = max(workspace, scan), forward + (INDEXER_LOGITS if scan else 0.0)
     passed = 2 * row if pp > 1 else 0.0
@@ -99,9 +105,10 @@ def _indexer_bytes(layer: Layer, max_model_len: int) -> float:
     return INDEXER_REQUESTS * max_model_len * (mixer.kv_rank + mixer.rope_dim) * 2.0
 
 
-def _workspace(layer: Layer, hidden: int, domains: Domains) -> int:
-    """Numbers per token in the two buffers of a layer's routed experts."""
+def _workspace(layer: Layer, hidden: int, domains: Domains, rules: ParallelRules, way: str, tokens: int) -> float:
+    """Numbers in the two buffers of a layer's routed experts, for batches of `tokens` tokens on every rank."""
     if not isinstance(layer.ffn, MoE):
-        return 0
+        return 0.0
     experts = layer.ffn.routed(hidden, domains.ranks, domains.ep_ffn)
-    return experts.top_k * (max(experts.inter, hidden) + max((experts.matrices - 1) * experts.inter, hidden))
+    rows = expert_rows(way, rules, domains, tokens, experts.top_k, experts.experts)
+    return rows * (max(experts.inter, hidden) + max((experts.matrices - 1) * experts.inter, hidden))

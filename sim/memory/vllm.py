@@ -8,6 +8,7 @@ from sim.deployment.engine import EngineSettings
 from sim.hardware.node import Node
 from sim.hardware.spec import DeviceConf
 from sim.memory.activation import peak_activation
+from sim.memory.exchange import buffer_bytes
 from sim.memory.runner import graphs_counted, memory_constants
 from sim.memory.terms import Term, term
 from sim.model.attention import MLA
@@ -78,13 +79,16 @@ def non_torch_bytes(model: ModelSpec, device: DeviceConf, engine: EngineSettings
     direct = Node(device).link_for(tp) == device.scale_up and device.scale_up.kind != "PCIe"
     group = constants["non_torch_group_nvlink_bytes" if direct else "non_torch_group_bytes"]
     exchanged = constants["non_torch_bytes_per_layer_and_peer"] * len(model.layers) * (tp - 1)
-    return alone + group + constants["non_torch_doubling_bytes"] * math.log2(tp / 2) + exchanged
+    group += constants["non_torch_doubling_bytes"] * math.log2(tp / 2) + exchanged
+    return alone + group + buffer_bytes(model, device, engine, deployment)
 
 
 def non_torch_term(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> Term:
     """The row of `non_torch_bytes`."""
     tp = domains_of(model, deployment, engine.profile).ranks
     words = "libraries and kernels" if tp == 1 else f"libraries, kernels and the buffers of a group of {tp}"
+    own = buffer_bytes(model, device, engine, deployment)
+    words += f", {own / GIB:.2f} GiB of them DeepEP's" if own else ""
     sources = engine.profile.sources
     source = sources.get("memory.non_torch_group" if tp > 1 else "memory.non_torch_bytes")
     return term(
