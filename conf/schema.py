@@ -11,6 +11,7 @@ from sim.deployment.engine import EngineConf
 from sim.hardware.spec import DeviceConf
 from sim.model.spec import ModelConf
 from sim.workload.conf import WorkloadConf
+from sim.workload.experts.conf import ExpertsConf
 
 
 GROUPS = ("model", "hardware", "workload", "engine", "deployment")
@@ -31,6 +32,7 @@ class SimulateConf:
     """Everything one simulation reads.
 
     - `seed`: of arrivals and lengths; the same seed gives the same result, bit for bit.
+    - `experts`: which of a model's experts the tokens choose.
     - `slo`: bounds for goodput.
     - `percentiles`: of every latency, 0 to 100.
     - `log_interval_s`: seconds between two lines of the engine's log, where its engine goes by time (vLLM's
@@ -46,6 +48,7 @@ class SimulateConf:
     workload: WorkloadConf = field(default_factory=WorkloadConf)
     engine: EngineConf = field(default_factory=EngineConf)
     deployment: DeploymentConf = field(default_factory=DeploymentConf)
+    experts: ExpertsConf = field(default_factory=ExpertsConf)
     slo: SloConf = field(default_factory=SloConf)
     seed: int = 0
     percentiles: list[float] = field(default_factory=lambda: [50.0, 90.0, 95.0, 99.0])
@@ -60,6 +63,7 @@ SCHEMAS: dict[str, type] = {
     "workload": WorkloadConf,
     "engine": EngineConf,
     "deployment": DeploymentConf,
+    "experts": ExpertsConf,
     "slo": SloConf,
 }
 

@@ -74,7 +74,7 @@ class Command:
         return (*self.options, JSON, HELP)
 
 
-ALL_KEYS = ("", "model", "hardware", "workload", "engine", "deployment", "slo")
+ALL_KEYS = ("", "model", "hardware", "workload", "engine", "deployment", "experts", "slo")
 
 COMMANDS = {
     command.name: command

@@ -69,12 +69,12 @@ def default_of(group: str, key: str) -> str:
     import yaml
 
     import conf
-    from conf.schema import SCHEMAS, SimulateConf
+    from conf.schema import GROUPS, SCHEMAS, SimulateConf
 
     schema = SCHEMAS[group] if group else SimulateConf
     field = next(field for field in dataclasses.fields(schema) if field.name == key)
     value: Any = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    if not group and key in SCHEMAS and key != "slo":
+    if not group and key in GROUPS:
         chosen = yaml.safe_load((Path(conf.__file__).parent / "config.yaml").read_text())["defaults"]
         return next(entry[key] for entry in chosen if isinstance(entry, dict) and key in entry)
     if (

@@ -15,9 +15,8 @@ from calibration.from_run.frozen import Frozen, frozen
 from calibration.from_run.priced import BATCH
 from predictors.run_fit import adjusted_arrays
 from sim.cost.launch import exposed_launch_s, launch_terms
-from sim.cost.lockstep import DEVICE
 from sim.cost.model import CostModel
-from sim.cost.table import price_steps
+from sim.cost.table import BEHIND, price_steps
 from sim.deployment.plan import Plan
 from sim.report.result import SimulationResult
 
@@ -93,7 +92,7 @@ def _exposed_s(
 ) -> Float[np.ndarray, " step"]:
     """Seconds of submitting each step that the device waits for, were submitting `factor` times as long."""
     terms = launch_terms(adjusted_arrays(plan.arrays, {"eager": factor}).device)
-    device_s: Any = sum(seconds[name] for name in DEVICE)
+    device_s: Any = sum(seconds[name] for name in BEHIND)
     tokens: Any
     mode: Any
     tokens, mode = columns["padded_tokens"], columns["graph_mode"]

@@ -10,12 +10,12 @@ from jaxtyping import Array, Float, Int
 from predictors.family import Fitted
 from predictors.moe.form import Experts, moe_features, moe_parts
 from predictors.moe.learn import encoded, pair, restored, spread_of
-from predictors.moe.loads import expected_loads
+from predictors.moe.loads import Loads, expected_loads, known_loads
 from predictors.moe.rows import DTYPES, parsed
 from predictors.moe.series import hats, keys_of, profiled
 from predictors.residual import Residual
 from predictors.variants import age, bits, expected_error
-from sim.cost.kernel import TokenKernel
+from sim.cost.kernel import ExpertKernel
 from sim.cost.priced import Priced
 from sim.cost.slots import slots_first
 from sim.deployment.formats import FORMATS
@@ -55,7 +55,7 @@ class MoeTerms(NamedTuple):
     certain: Float[Array, "moe *config"]
 
 
-class LearnedMoe(TokenKernel):
+class LearnedMoe(ExpertKernel):
     """Fitted experts of one device as one engine runs them.
 
     `choice`, `measured`: for each stored format, gated or not, spread over ranks or not: the kernel, and 1 if it was
@@ -112,6 +112,24 @@ class LearnedMoe(TokenKernel):
         loads = expected_loads(
             tokens, work.experts, work.local_experts, work.top_k, jnp.asarray(self.skew, tokens.dtype)
         )
+        return self._priced(terms, rows, tokens, loads)
+
+    def price_loads(
+        self,
+        terms: MoeTerms,
+        tokens: Float[Array, "*config"],
+        rows: Float[Array, "#moe *config"],
+        active: Float[Array, "#moe *config"],
+    ) -> Priced:
+        """The same on a rank of which `active` experts get `rows` rows."""
+        some = jnp.broadcast_to(jnp.maximum(tokens, 1.0), terms.work.hidden.shape)
+        loads = known_loads(jnp.broadcast_to(rows, some.shape), jnp.broadcast_to(active, some.shape))
+        return self._priced(terms, tokens, some, loads)
+
+    def _priced(
+        self, terms: MoeTerms, rows: Float[Array, "*config"], tokens: Float[Array, "moe *config"], loads: Loads
+    ) -> Priced:
+        work = terms.work
         parts = moe_parts(terms.constants, work, loads, tokens)
         features = moe_features(work, loads, parts, tokens)
         slack = 1e-6 * (terms.high - terms.low) + 1e-6

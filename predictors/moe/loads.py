@@ -63,6 +63,13 @@ def expected_loads(
     return Loads(jnp.where(some, rows, 0.0), of_all(visited), padded)
 
 
+def known_loads(rows: Float[Array, "*axes"], active: Float[Array, "*axes"]) -> Loads:
+    """Loads where it is known how many experts share the rows: each fills its tiles but, on average, half a tile."""
+    some = rows > 0.0
+    padded = [jnp.maximum(active * tile, rows + 0.5 * active * (tile - 1.0)) for tile in TILES]
+    return Loads(rows, active, jnp.where(some, jnp.stack(padded), 0.0))
+
+
 def popularity(
     tokens: Float[Array, "*axes"],
     all_rows: Float[Array, "*axes"],

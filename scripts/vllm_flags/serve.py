@@ -188,6 +188,17 @@ def sglang_all_to_all_rule(given: Given, out: Translation) -> None:
         out.ignored.append(("--moe-a2a-backend", "there are no data-parallel ranks to exchange tokens with"))
 
 
+def eplb_rule(given: Given, out: Translation) -> None:
+    """Copies of experts; when they move is not modelled."""
+    config = given.flags["eplb-config"]
+    copies = config.get("num_redundant_experts", 0)
+    if copies:
+        out.set("deployment.redundant_experts", copies)
+    rest = ", ".join(key for key in config if key != "num_redundant_experts")
+    if rest:
+        out.ignored.append(("--eplb-config", f"{rest}: experts do not move while the engine runs"))
+
+
 def sglang_parallel_rule(given: Given, out: Translation) -> None:
     """Data-parallel attention divides a tensor-parallel group into ranks; without it, ranks are replicas."""
     flags = given.flags
@@ -312,6 +323,7 @@ RULES: dict[str, Rule] = {
     "data_parallel": data_parallel_rule,
     "all_to_all": all_to_all_rule,
     "sglang_all_to_all": sglang_all_to_all_rule,
+    "eplb": eplb_rule,
     "sglang_parallel": sglang_parallel_rule,
     "dtype": dtype_rule,
     "quantization": quantization_rule,

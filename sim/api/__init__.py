@@ -23,6 +23,7 @@ from sim.scan.jobs import Status, servable, why_exact as lane_needs_exact
 from sim.scan.recover import LaneRun
 from sim.scan.wide import scan
 from sim.scheduler.find import failure
+from sim.workload.experts import EVEN
 from sim.workload.trace import Workload
 
 
@@ -75,6 +76,8 @@ def why_exact(job: Job | Fleet) -> str:
     """Why only the exact engine can run this job; empty if the wide one can."""
     if isinstance(job, Fleet):
         return "a deployment of several pools"
+    if job.conf.experts.law != EVEN:
+        return "experts that are drawn for every step"
     if is_elastic(job.conf.deployment):
         return "replicas that come and go"
     lane = job.lane_job()

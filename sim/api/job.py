@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax
 import numpy as np
@@ -10,6 +11,8 @@ from conf.schema import SimulateConf
 from predictors.learned import artifact_for, cost_rows, learned_cost
 from predictors.served import taught_plan
 from sim.cost.analytic import analytic_cost
+from sim.cost.experts.build import routed_experts
+from sim.cost.experts.times import RoutedExperts
 from sim.cost.lockstep import LockstepPrices, lockstep_prices
 from sim.cost.model import CostModel
 from sim.cost.stages import StagePrices, stage_prices
@@ -30,6 +33,7 @@ from sim.report.metrics import check_slo
 from sim.scan.jobs import LaneJob, lane_job
 from sim.scheduler.find import knows_groups, most_batch_tokens, most_running
 from sim.workload.build import build_workload
+from sim.workload.experts import EVEN, check_experts, names, popularity
 from sim.workload.trace import Workload
 
 
@@ -69,17 +73,47 @@ class Job:
 
     def price_table(self) -> PriceTable:
         """The plan's prices for every padded token count and row count of these settings (of its first stage)."""
-        return price_table(self.cost, self.plan.arrays, *self._most())
+        return price_table(self.cost, self.plan.arrays, *self._most(), self.routed[0])
 
     def prices(self) -> PriceTable | StagePrices | LockstepPrices:
         """The plan's prices: one table, one per pipeline stage, or those of data-parallel ranks in lockstep."""
-        plan = self.plan
+        plan, routed = self.plan, self.routed
         if plan.shared is not None:
             ranks = plan.domains.dp_attn
-            return lockstep_prices(self.cost, plan.arrays, plan.shared, ranks, *self._most(), plan.exchange)
+            return lockstep_prices(self.cost, plan.arrays, plan.shared, ranks, *self._most(), plan.exchange, routed[0])
         if plan.hand_over is None or plan.tokens_back is None:
             return self.price_table()
-        return stage_prices(self.cost, plan.stages, plan.hand_over, plan.tokens_back, *self._most())
+        return stage_prices(self.cost, plan.stages, plan.hand_over, plan.tokens_back, *self._most(), routed)
+
+    @cached_property
+    def routed(self) -> tuple[RoutedExperts | None, ...]:
+        """How unevenly the experts of each stage are spread; None where they are not, or there are none."""
+        plan, conf = self.plan, self.conf.experts
+        parts = plan.stages if plan.shared is None else (plan.shared,)
+        if conf.law == EVEN:
+            return (None,) * len(parts)
+        layers = [int(np.sum(part.moe.count)) for part in parts]
+        most, _ = self._most()
+        found: list[RoutedExperts | None] = []
+        for number, part in enumerate(parts):
+            if not layers[number]:
+                found.append(None)
+                continue
+            found.append(
+                routed_experts(
+                    self.cost,
+                    part,
+                    conf,
+                    self.conf.seed,
+                    ranks=plan.domains.ep_ffn,
+                    redundant=plan.domains.redundant,
+                    rule=plan.deployment.expert_placement,
+                    tokens=most * (plan.domains.dp_attn if plan.shared is not None else 1),
+                    first=sum(layers[:number]),
+                    of_model=sum(layers),
+                )
+            )
+        return tuple(found)
 
     def _most(self) -> tuple[int, int]:
         """Tokens and rows of the largest batch, padding included."""
@@ -106,6 +140,8 @@ class Job:
         plan = self.plan
         shape = repr((self._most(), plan.domains, plan.exchange.decides, len(plan.stages))).encode()
         parts = (self.cost, plan.stages, plan.shared, plan.exchange, plan.hand_over, plan.tokens_back)
+        if self.conf.experts.law != EVEN:
+            shape += repr((self.conf.experts, self.conf.seed, plan.deployment.expert_placement)).encode()
         return shape + b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(parts))
 
 
@@ -120,6 +156,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     check_asked(conf.deployment, specs, conf.seed)
     check_interval(conf.log_interval_s)
     check_slo(bounds_ms(conf))
+    check_experts(conf.experts)
     model = model_from_conf(conf.model)
     device = device_from(dataclasses.asdict(conf.hardware), conf.hardware.name)
     engine = with_fitting_length(conf.engine, model, device, conf.deployment)
@@ -129,6 +166,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
         raise Infeasible(budget.verdict)
     if workload is None:
         workload = build_workload(conf.workload, conf.seed)
+    _check_experts(conf, plan)
     compiled = plan
     predictor, plan = taught_plan(conf.predictor, compiled)
     artifact = artifact_for(device, predictor)
@@ -136,6 +174,23 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     job = Job(conf, plan, budget, workload, cost, cost_rows(artifact, device), artifact is None, plan is not compiled)
     running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
     return dataclasses.replace(job, plan=bounded(plan, running))
+
+
+def _check_experts(conf: SimulateConf, plan: Plan) -> None:
+    """Raise `ValueError` where a law of popularity, or a placement by it, can do nothing, or does not fit the model."""
+    law = conf.experts.law
+    if law != EVEN and not plan.model.is_moe:
+        raise ValueError(f"experts.law={law} is set, but {plan.model.name} has no experts; leave it out.")
+    if law == EVEN and conf.deployment.expert_placement != "linear":
+        raise ValueError(
+            f"deployment.expert_placement={conf.deployment.expert_placement} has no effect while experts are alike: "
+            f"set experts.law ({', '.join(names())}), or leave it out."
+        )
+    if law != EVEN:
+        parts = plan.stages if plan.shared is None else (plan.shared,)
+        layers = sum(int(np.sum(part.moe.count)) for part in parts)
+        experts = max(int(np.max(part.moe.experts * (part.moe.count > 0))) for part in parts)
+        popularity(conf.experts, layers, experts - plan.domains.redundant, conf.seed)
 
 
 def bounds_ms(conf: SimulateConf) -> dict[str, float]:

@@ -7,17 +7,22 @@ import time
 import numpy as np
 
 from sim.api.job import Job, bounds_ms
+from sim.cost.experts.draw import step_draws
+from sim.cost.experts.prices import SUMS
+from sim.cost.experts.waits import rank_waits
 from sim.cost.lockstep import lockstep_steps
 from sim.cost.step_cost import SECONDS
-from sim.cost.table import price_steps
+from sim.cost.table import price_steps, with_routing
+from sim.deployment.plan import Plan
 from sim.event.content import has_content
 from sim.event.elastic import elastic_rows
 from sim.event.run import ExactRun
 from sim.hardware.spec import DeviceConf
 from sim.memory.report import memory_report
-from sim.report.result import Claim, SimulationResult, StageTable, StepTable
+from sim.report.result import Claim, ExpertTable, SimulationResult, StageTable, StepTable
 from sim.scan.recover import LaneRun
 from sim.scheduler.find import knows_groups, not_modelled, reuses_prefixes
+from sim.workload.experts import EVEN, described
 
 
 def timing(exact: ExactRun, started: float, priced: float, simulated: float) -> dict[str, float]:
@@ -69,6 +74,7 @@ def assemble(
         assumptions=[
             *job.cost_rows,
             *plan.assumptions,
+            *_expert_rows(job),
             *_price_rows(plan.device),
             *_workload_rows(job),
             *elastic_rows(conf.deployment),
@@ -88,6 +94,7 @@ def assemble(
         predictor=conf.predictor,
         taught=job.taught,
         retries=found.retries if isinstance(found, ExactRun) else {},
+        experts=_expert_table(job, steps),
     )
 
 
@@ -102,16 +109,17 @@ def _components(job: Job, steps: StepTable, stages: StageTable | None) -> tuple[
     first = steps if stages is None else stages
     plan = job.plan
     if plan.shared is not None:
-        # ranks of one replica that start at the same time run one step
-        replica = np.asarray(steps.replica) // plan.domains.dp_attn
-        _, step = np.unique(np.stack([replica, steps.start_ns]), axis=1, return_inverse=True)
-        found = lockstep_steps(job.cost, plan.arrays, plan.shared, steps, step, plan.exchange)
+        step = _shared_steps(plan, steps)
+        found = lockstep_steps(job.cost, plan.arrays, plan.shared, steps, step, plan.exchange, job.routed[0])
         used_s = 1e-9 * (steps.end_ns - steps.start_ns)
         return found, bool((abs(used_s - found["total_s"]) <= 1.001e-9).all())
     totals: dict[str, np.ndarray] = {}
     agree = True
     for stage, arrays in enumerate(job.plan.stages):
         found = price_steps(job.cost, arrays, steps)
+        routed = job.routed[stage]
+        if routed is not None:
+            found = with_routing(found, arrays, routed, steps)
         used_ns = first.end_ns - first.start_ns
         used_s = 1e-9 * (used_ns if stages is None else used_ns[:, stage])
         agree = agree and bool((abs(used_s - found["total_s"]) <= 1.001e-9).all())
@@ -138,6 +146,44 @@ def _price_rows(device: DeviceConf) -> list[tuple[str, str, str]]:
     return [("price", price, device.sources.get("usd_per_hour", "device file, no source given"))]
 
 
+def _expert_table(job: Job, steps: StepTable) -> ExpertTable | None:
+    """What the ranks of the first stage with experts did; None where they were priced as evenly spread."""
+    experts = next((routed for routed in job.routed if routed is not None), None)
+    if experts is None:
+        return None
+    columns = [np.asarray(getattr(steps, name), np.float64) for name in ("padded_tokens", *SUMS)]
+    if job.plan.shared is not None:
+        step = _shared_steps(job.plan, steps)
+        columns = [np.bincount(step, values) for values in columns]
+    some = columns[0] > 0
+    tokens, *sums = (values[some] for values in columns)
+    found = rank_waits(experts, tokens, step_draws(experts.seed, *sums))
+    return ExpertTable(job.conf.experts.law, job.conf.experts.detail, *found)
+
+
+def _shared_steps(plan: Plan, steps: StepTable) -> np.ndarray:
+    """A number for each step that several data-parallel ranks run together: those that start at the same time."""
+    replica = np.asarray(steps.replica) // plan.domains.dp_attn
+    _, step = np.unique(np.stack([replica, steps.start_ns]), axis=1, return_inverse=True)
+    return step
+
+
+def _expert_rows(job: Job) -> list[tuple[str, str, str]]:
+    """How tokens are spread over experts, if the model has some."""
+    conf, deployment = job.conf.experts, job.plan.deployment
+    if not job.plan.model.is_moe:
+        return []
+    if conf.law == EVEN:
+        return [("expert load", "even over experts and ranks", "assumed: routing depends on the text")]
+    detail = "every layer and rank of each step" if conf.detail == "layers" else "one draw a step"
+    rows = [("expert load", described(conf), f"experts.law; {detail}")]
+    if job.plan.domains.ep_ffn > 1:
+        copies = f", {deployment.redundant_experts} copies" if deployment.redundant_experts else ""
+        how = f"{deployment.expert_placement}{copies}, {job.plan.domains.ep_ffn} ranks"
+        rows.append(("expert placement", how, "deployment.expert_placement, redundant_experts"))
+    return rows
+
+
 def _workload_rows(job: Job) -> list[tuple[str, str, str]]:
     workload = job.workload
     rows = [("workload", text, "workload configuration") for text in workload.provenance]
@@ -152,6 +198,13 @@ def _workload_rows(job: Job) -> list[tuple[str, str, str]]:
 def _left_out(job: Job) -> list[str]:
     """What the first form of the exact engine does not do."""
     missing = []
+    if job.plan.model.is_moe and job.conf.experts.law == EVEN:
+        missing.append("uneven expert load: see experts.law")
+    elif job.plan.model.is_moe:
+        missing.append(
+            "traffic of the exchange between ranks that follows the experts' popularity: it is spread evenly"
+        )
+        missing.append("experts that move while the engine runs: they stay where the mean popularity puts them")
     scheduler = job.conf.engine.scheduler
     if job.plan.engine.prefix_caching and not has_content(job.workload):
         missing.append("prefix hits: the workload has lengths only, no content")

@@ -27,6 +27,20 @@ class TokenKernel(eqx.Module):
         """All kernels of each slot in a step, `[slot, *config]`, over `rows` rows (or tokens); 0 for none."""
 
 
+class ExpertKernel(TokenKernel):
+    """Routed experts: priced by tokens, with the loads a plan expects, or with given ones."""
+
+    @abc.abstractmethod
+    def price_loads(
+        self,
+        terms: Any,
+        tokens: Float[Array, "*config"],
+        rows: Float[Array, "#slot *config"],
+        active: Float[Array, "#slot *config"],
+    ) -> Priced:
+        """As `price` over `tokens` tokens, on a rank whose experts get `rows` rows, `active` of them any."""
+
+
 class LengthKernel[Terms](eqx.Module):
     """Attention or state layers: their price is the closed form of `sim.cost.lengths` on `Terms`."""
 

@@ -10,7 +10,7 @@ from sim.cost.beside import BesideTerms, beside_experts, beside_terms
 from sim.cost.collective import CollectiveTerms, collective_price, collective_terms
 from sim.cost.decode import DecodeTerms
 from sim.cost.head import SamplerConstants, SamplerTerms
-from sim.cost.kernel import LengthKernel, TokenKernel
+from sim.cost.kernel import ExpertKernel, LengthKernel, TokenKernel
 from sim.cost.launch import LaunchTerms, exposed_launch_s, launch_terms
 from sim.cost.lengths import AttentionTerms, LengthTerms, lengths_s
 from sim.cost.model import CostModel
@@ -59,7 +59,7 @@ class KernelCost(CostModel):
     prefill: LengthKernel[PrefillTerms]
     elementwise: TokenKernel
     sampler: SamplerConstants
-    moe: TokenKernel
+    moe: ExpertKernel
     recurrent: LengthKernel[RecurrentTerms]
     rel_error: Float[Array, ""]
 
@@ -136,6 +136,16 @@ class KernelCost(CostModel):
         error, outside = self.recurrent.doubt(terms.states, terms.device, stats)
         states = Priced(states_s, states_s * error, states_s * outside).total()
         return Priced(*(one + other for one, other in zip(kinds, states, strict=True)))
+
+    def experts(
+        self,
+        terms: StepTerms,
+        tokens: Float[Array, "*config"],
+        rows: Float[Array, "*config"],
+        active: Float[Array, "*config"],
+    ) -> Priced:
+        """Routed experts of every slot under given loads; see `CostModel`."""
+        return self.moe.price_loads(terms.moe, tokens, rows, active)
 
     def lengths(self, terms: StepTerms) -> LengthTerms:
         """Constants of the lengths' closed form, Python floats; see `CostModel`."""

@@ -19,14 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sim.cost.experts.prices import SUMS, RoutingPrices, extra_seconds
+from sim.cost.experts.times import RoutedExperts
 from sim.cost.lengths import LengthTerms
 from sim.cost.model import CostModel
-from sim.cost.table import length_terms, price_steps
+from sim.cost.table import BEHIND, length_terms, price_steps
 from sim.deployment.plan import FEWEST, GATHERS, MOST, ExchangeRule, PlanArrays
-
-
-DEVICE = ("gemm_s", "moe_s", "elementwise_s", "collective_s")
-"""Components that depend on the padded tokens alone: what launches hide behind."""
 
 
 class LockstepPrices(NamedTuple):
@@ -37,6 +35,7 @@ class LockstepPrices(NamedTuple):
     - `prefill_exchange_s`: the same of steps with a prefill; None: `exchange_s`. `decides`: as in `ExchangeRule`.
     - `row_s`: `[rows + 1]`: LM head and sampler of one rank. `lengths`: constants of the lengths' closed form.
     - `launch_s`, `gap_s`: `[mode]`: to submit a step, and what the device always waits; `host_s` of every step.
+    - `routing`: what unevenly spread experts change of that.
     """
 
     own_s: np.ndarray
@@ -49,6 +48,7 @@ class LockstepPrices(NamedTuple):
     host_s: float
     prefill_exchange_s: np.ndarray | None = None
     decides: str = FEWEST
+    routing: RoutingPrices | None = None
 
 
 def lockstep_prices(
@@ -59,6 +59,7 @@ def lockstep_prices(
     max_tokens: int,
     max_rows: int,
     exchange: ExchangeRule = GATHERS,
+    experts: RoutedExperts | None = None,
 ) -> LockstepPrices:
     """Tabulate `cost` for `ranks` ranks of up to `max_tokens` padded tokens and `max_rows` emitting rows each."""
 
@@ -72,6 +73,7 @@ def lockstep_prices(
     every = np.arange(ranks * max_tokens + 1.0)
     together = _priced(cost, shared, padded_tokens=every)
     prefill = None if exchange.prefill is None else replace(shared, collective=exchange.prefill)
+    routing = None if experts is None else RoutingPrices(experts, together["moe_s"].tolist(), [], [])
     return LockstepPrices(
         own_s=_device_s(alone)[: len(tokens)],
         experts_s=_device_s(together) - together["collective_s"],
@@ -83,6 +85,7 @@ def lockstep_prices(
         host_s=float(own.device.host_s),
         prefill_exchange_s=None if prefill is None else _priced(cost, prefill, padded_tokens=every)["collective_s"],
         decides=exchange.decides,
+        routing=routing,
     )
 
 
@@ -93,6 +96,7 @@ def lockstep_steps(
     columns: Any,
     step: np.ndarray,
     exchange: ExchangeRule = GATHERS,
+    experts: RoutedExperts | None = None,
 ) -> dict[str, np.ndarray]:
     """Seconds by component of rows that are one rank's part in a step each, and `total_s` of the step, float64.
 
@@ -114,7 +118,10 @@ def lockstep_steps(
         prefills = _largest(np.asarray(columns.prefill_tokens, np.float64), step, count) > 0
         other = _together(cost, replace(shared, collective=exchange.prefill), whole, moved)
         together = {name: np.where(prefills, other[name], price) for name, price in together.items()}
-    parts = {name: found[name] + together[name][step] for name in DEVICE}
+    if experts is not None:
+        sums = [np.bincount(step, np.asarray(getattr(columns, name), np.float64), count) for name in SUMS]
+        together["moe_s"] = together["moe_s"] + extra_seconds(experts, together["moe_s"], whole, *sums)
+    parts = {name: found[name] + together[name][step] for name in BEHIND}
     launch_s, gap_s = np.asarray(own.device.launch_s), np.asarray(own.device.gap_s)
     device_s = _device_s(parts)
     late_s = np.maximum(launch_s[mode] - device_s, 0.0)
@@ -138,7 +145,7 @@ def _together(cost: CostModel, shared: PlanArrays, whole: np.ndarray, moved: np.
 
 def _device_s(price: dict[str, np.ndarray]) -> np.ndarray:
     """What of a price launches hide behind."""
-    found: np.ndarray = np.sum([price[name] for name in DEVICE], axis=0)
+    found: np.ndarray = np.sum([price[name] for name in BEHIND], axis=0)
     return found
 
 

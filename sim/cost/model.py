@@ -12,6 +12,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from sim.cost.lengths import LengthTerms
 from sim.cost.priced import Priced
@@ -38,6 +39,19 @@ class CostModel(eqx.Module):
     @abc.abstractmethod
     def attention(self, terms: Any, stats: BatchStats) -> Priced:
         """What of `price` depends on lengths: attention and state layers, of all kinds together."""
+
+    @abc.abstractmethod
+    def experts(
+        self,
+        terms: Any,
+        tokens: Float[Array, "*config"],
+        rows: Float[Array, "*config"],
+        active: Float[Array, "*config"],
+    ) -> Priced:
+        """Routed experts, `[slot, *config]`, of a step of `tokens` tokens on a rank whose experts get `rows` rows.
+
+        `active` of its experts get any. All layers of a slot, each with the same loads.
+        """
 
     @abc.abstractmethod
     def lengths(self, terms: Any) -> LengthTerms:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sim.cost.elementwise import MoveTerms, move_terms, moved_s
-from sim.cost.kernel import TokenKernel
+from sim.cost.kernel import ExpertKernel
 from sim.cost.priced import Priced, uncalibrated
 from sim.cost.slots import slots_first
 from sim.cost.soft import soft_maximum
@@ -25,7 +25,7 @@ from sim.cost.work import OUTPUT_BYTES, active_experts
 from sim.deployment.plan import DeviceArrays, MoeSlots
 
 
-class MoeConstants(TokenKernel):
+class MoeConstants(ExpertKernel):
     """Row tiles of grouped products with their share of the ceiling, and kernels per layer. Source: `analytic.toml`."""
 
     tile_rows: Float[Array, " tile"]
@@ -41,6 +41,16 @@ class MoeConstants(TokenKernel):
     def price(self, terms: "MoeTerms", rows: Float[Array, "*config"]) -> Priced:
         """All layers of each slot, `[moe, *config]`, over `rows` tokens."""
         return uncalibrated(moe_s(terms, rows), self.rel_error)
+
+    def price_loads(
+        self,
+        terms: "MoeTerms",
+        tokens: Float[Array, "*config"],
+        rows: Float[Array, "#moe *config"],
+        active: Float[Array, "#moe *config"],
+    ) -> Priced:
+        """The same on a rank of which `active` experts get `rows` rows."""
+        return uncalibrated(loaded_s(terms, tokens, rows, active), self.rel_error)
 
 
 class MoeTerms(NamedTuple):
@@ -88,22 +98,24 @@ def moe_terms(slots: MoeSlots, device: DeviceArrays, constants: MoeConstants) ->
     )
 
 
-def moe_stream_s(terms: MoeTerms, tokens: Float[Array, "*config"]) -> Float[Array, "moe *config"]:
-    """Seconds of one layer's grouped products to move weights of active experts and activations of the rank's rows."""
-    rows = tokens * terms.rows_per_token
-    return (
-        active_experts(terms.local_experts, terms.log_missed, tokens) * terms.expert_stream_s
-        + rows * terms.row_stream_s
-    )
-
-
 def moe_s(terms: MoeTerms, tokens: Float[Array, "*config"]) -> Float[Array, "moe *config"]:
     """Seconds of all layers of each slot over `tokens` tokens; 0 for no tokens."""
-    active, rows = active_experts(terms.local_experts, terms.log_missed, tokens), tokens * terms.rows_per_token
+    active = active_experts(terms.local_experts, terms.log_missed, tokens)
+    return loaded_s(terms, tokens, tokens * terms.rows_per_token, active)
+
+
+def loaded_s(
+    terms: MoeTerms,
+    tokens: Float[Array, "*config"],
+    rows: Float[Array, "#moe *config"],
+    active: Float[Array, "#moe *config"],
+) -> Float[Array, "moe *config"]:
+    """Seconds of all layers of each slot on a rank of which `active` experts get `rows` rows; 0 for no tokens."""
     padded = jnp.full_like(active, jnp.inf)
     for tile_rows, per_share in zip(terms.tile_rows, terms.per_share, strict=True):
         size = active * tile_rows
         padded = jnp.minimum(padded, jnp.maximum(size, rows + 0.5 * size) * per_share)
-    products_s = soft_maximum(jnp, padded * terms.row_s, moe_stream_s(terms, tokens))
+    stream_s = active * terms.expert_stream_s + rows * terms.row_stream_s
+    products_s = soft_maximum(jnp, padded * terms.row_s, stream_s)
     seconds = terms.floor_s + products_s + moved_s(terms.move, tokens * terms.around_bytes)
     return terms.times * jnp.where(tokens > 0.0, seconds, 0.0)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sim.cost.collective import collective_s, collective_terms
+from sim.cost.experts.times import RoutedExperts
 from sim.cost.model import CostModel
 from sim.cost.table import PriceTable, price_table
 from sim.deployment.plan import CollectiveSlots, PlanArrays
@@ -33,18 +34,21 @@ def stage_prices(
     tokens_back: CollectiveSlots,
     max_tokens: int,
     max_rows: int,
+    experts: Sequence[RoutedExperts | None] = (),
 ) -> StagePrices:
     """Tabulate `cost` for each stage up to `max_tokens` padded tokens and `max_rows` emitting rows.
+
+    `experts`: how unevenly those of each stage are spread; nothing: as the cost model expects.
 
     `hand_over` are the transfers between neighbouring stages, `tokens_back` the one from the last to the first, whose
     latency counts (a token id per row is nothing to carry).
     """
     found: dict[bytes, PriceTable] = {}
     tables = []
-    for arrays in stages:
-        key = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(arrays))
+    for arrays, routed in zip(stages, experts or [None] * len(stages), strict=True):
+        key = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(arrays)) + str(id(routed)).encode()
         if key not in found:
-            found[key] = price_table(cost, arrays, max_tokens, max_rows)
+            found[key] = price_table(cost, arrays, max_tokens, max_rows, routed)
         tables.append(found[key])
     return StagePrices(
         tuple(tables), transfer_s(hand_over, np.arange(max_tokens + 1.0)), float(transfer_s(tokens_back, np.ones(1))[0])

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from sim.cost.experts.prices import SUMS, RoutingPrices, extra_seconds
+from sim.cost.experts.times import RoutedExperts
 from sim.cost.grid import stacked_grids
 from sim.cost.lengths import LengthTerms
 from sim.cost.model import CostModel
@@ -20,6 +22,8 @@ from sim.deployment.plan import UNLIMITED, PlanArrays, trimmed
 MODES = ("eager", "piecewise", "full")
 STATS = tuple(BatchStats.__dataclass_fields__)
 COLUMNS = (*SECONDS, "total_s", "memory_bytes", "flops", "rel_error", "outside_share")
+BEHIND = ("gemm_s", "moe_s", "elementwise_s", "collective_s")
+"""Components that depend on the padded tokens alone: what launches hide behind."""
 TOTAL = COLUMNS.index("total_s")
 OF_LENGTHS = (*Priced._fields, "memory_bytes", "flops")
 CHUNK = 2048
@@ -33,21 +37,36 @@ class PriceTable(NamedTuple):
     - `token_s`: `[mode, tokens + 1]`: products, experts, elementwise kernels, collectives, launch, host.
     - `row_s`: `[rows + 1]`: LM head and sampler.
     - `lengths`: constants of `sim.cost.lengths.lengths_s`, Python floats.
+    - `routing`: what unevenly spread experts change of that.
     """
 
     token_s: np.ndarray
     row_s: np.ndarray
     lengths: LengthTerms
+    routing: RoutingPrices | None = None
 
 
-def price_table(cost: CostModel, plan: PlanArrays, max_tokens: int, max_rows: int) -> PriceTable:
-    """Tabulate `cost` for one plan up to `max_tokens` padded tokens and `max_rows` emitting rows."""
+def price_table(
+    cost: CostModel, plan: PlanArrays, max_tokens: int, max_rows: int, experts: RoutedExperts | None = None
+) -> PriceTable:
+    """Tabulate `cost` for one plan up to `max_tokens` padded tokens and `max_rows` emitting rows.
+
+    `experts`: how unevenly they are spread; None: as the cost model expects.
+    """
     cost, terms = _prepared(cost, plan)
     with jax.enable_x64(True):
-        token_s = _chunks(_by_tokens, cost, terms, np.arange(max_tokens + 1.0))[:, TOTAL]
+        by_tokens = _chunks(_by_tokens, cost, terms, np.arange(max_tokens + 1.0))
         row_s = _chunks(_by_rows, cost, terms, np.arange(max_rows + 1.0))[TOTAL]
         lengths = cost.lengths(terms)
-    return PriceTable(token_s=token_s, row_s=row_s, lengths=lengths)
+    routing = None if experts is None else _routing(experts, plan, by_tokens[0])
+    return PriceTable(token_s=by_tokens[:, TOTAL], row_s=row_s, lengths=lengths, routing=routing)
+
+
+def _routing(experts: RoutedExperts, plan: PlanArrays, columns: np.ndarray) -> RoutingPrices:
+    by_name = dict(zip(COLUMNS, columns, strict=True))
+    device_s = np.sum([by_name[name] for name in BEHIND], axis=0)
+    launch_s = np.asarray(plan.device.launch_s, np.float64)
+    return RoutingPrices(experts, by_name["moe_s"].tolist(), device_s.tolist(), launch_s.tolist())
 
 
 def length_terms(cost: CostModel, plan: PlanArrays) -> LengthTerms:
@@ -77,6 +96,33 @@ def price_steps(cost: CostModel, plan: PlanArrays, columns: Any) -> dict[str, np
         attention = _chunks(_by_lengths, cost, terms, lengths)
     names = (COLUMNS, COLUMNS, OF_LENGTHS)
     return _together(*(dict(zip(*pair, strict=True)) for pair in zip(names, (tokens, rows, attention), strict=True)))
+
+
+def price_experts(
+    cost: CostModel, plan: PlanArrays, tokens: np.ndarray, rows: np.ndarray, active: np.ndarray
+) -> np.ndarray:
+    """Seconds of one layer of routed experts, `[slot, point]` in float64, at points of tokens and a rank's loads."""
+    cost, terms = _prepared(cost, plan)
+    with jax.enable_x64(True):
+        all_layers = _chunks(_by_loads, cost, terms, np.stack([tokens, rows, active], axis=-1))
+    count = np.asarray(plan.moe.count, np.float64)
+    found = np.zeros((len(count), len(tokens)))
+    used = np.flatnonzero(count > 0)
+    found[used] = all_layers[: len(used)] / count[used, None]
+    return found
+
+
+def with_routing(
+    found: dict[str, np.ndarray], plan: PlanArrays, experts: RoutedExperts, columns: Any
+) -> dict[str, np.ndarray]:
+    """Steps as `price_steps` found them, with their experts spread by `experts`; `columns` as there."""
+    sums = [np.asarray(getattr(columns, name), np.float64) for name in SUMS]
+    extra_s = extra_seconds(experts, found["moe_s"], np.asarray(columns.padded_tokens, np.float64), *sums)
+    launch_s = np.asarray(plan.device.launch_s)[np.asarray(columns.graph_mode, np.int64)]
+    late_s = launch_s - np.sum([found[name] for name in BEHIND], axis=0)
+    change_s = np.maximum(late_s - extra_s, 0.0) - np.maximum(late_s, 0.0)
+    found = found | {"moe_s": found["moe_s"] + extra_s, "launch_s": found["launch_s"] + change_s}
+    return found | {"total_s": found["total_s"] + extra_s + change_s}
 
 
 def _together(
@@ -150,6 +196,12 @@ def _by_lengths(cost: CostModel, terms: Any, steps: Float[Array, "row stat"]) ->
         return jnp.stack([*cost.attention(terms, batch), work.memory_bytes, work.flops])
 
     return jax.vmap(of_step, out_axes=1)(steps)
+
+
+@jax.jit
+def _by_loads(cost: CostModel, terms: Any, points: Float[Array, "row load"]) -> Float[Array, "slot row"]:
+    """Routed experts by tokens, rows and active experts."""
+    return jax.vmap(lambda point: cost.experts(terms, *point).seconds, out_axes=1)(points)
 
 
 def _columns(price: StepCost) -> Float[Array, " column"]:

@@ -7,6 +7,7 @@ from sim.deployment.all_to_all import EXCHANGES, GATHERED
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineConf, EngineProfile
 from sim.deployment.graphs import MODES
+from sim.deployment.placement import PLACEMENTS
 from sim.hardware.check import nearest
 from sim.hardware.node import Node
 from sim.hardware.spec import DeviceConf
@@ -29,7 +30,7 @@ BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def check_deployment(deployment: DeploymentConf, device: DeviceConf) -> None:
-    """Raise `ValueError` for sizes out of range, an unknown exchange, and for ranks that no link joins."""
+    """Raise `ValueError` for sizes out of range, an unknown exchange or placement, and for ranks that no link joins."""
     for key, most in (
         ("replicas", MAX_REPLICAS),
         ("tensor_parallel", MAX_RANKS),
@@ -45,6 +46,15 @@ def check_deployment(deployment: DeploymentConf, device: DeviceConf) -> None:
         raise ValueError(
             f"deployment.all_to_all must be one of auto, {', '.join(EXCHANGES)}, got {deployment.all_to_all!r}"
             f"{nearest(deployment.all_to_all, EXCHANGES)}."
+        )
+    if not 0 <= deployment.redundant_experts <= MAX_RANKS:
+        raise ValueError(
+            f"deployment.redundant_experts must be from 0 to {MAX_RANKS:,}, got {deployment.redundant_experts}."
+        )
+    if deployment.expert_placement not in PLACEMENTS:
+        raise ValueError(
+            f"deployment.expert_placement must be one of {', '.join(PLACEMENTS)}, got {deployment.expert_placement!r}"
+            f"{nearest(deployment.expert_placement, PLACEMENTS)}."
         )
     Node(device).check_link(deployment.tensor_parallel)
 

@@ -114,6 +114,9 @@ def _check_shape(model: ModelSpec, device: DeviceConf, engine: EngineConf, deplo
         )
     if deployment.all_to_all in DIRECT:
         _check_direct(device, deployment)
+    for key, default in (("redundant_experts", 0), ("expert_placement", "linear")):
+        if getattr(deployment, key) != default and not model.is_moe:
+            raise ValueError(f"deployment.{key} is set, but {model.name} has no experts; leave it out.")
     if deployment.expert_parallel and not model.is_moe:
         raise ValueError(f"deployment.expert_parallel is set, but {model.name} has no experts; set it to false.")
 
@@ -154,8 +157,6 @@ def _assumptions(
         yield "attention kernel", family["name"], family["source"]
     if device.memory_bytes_estimated:
         yield "device memory", f"{device.memory_bytes / 2**30:.2f} GiB", source("memory_bytes")
-    if model.is_moe:
-        yield "expert load", "even over experts and ranks", "assumed: routing depends on the text"
     if domains.ep_ffn > 1 and not domains.lockstep:
         how = f"experts on {domains.ep_ffn} ranks, summed by all-reduce"
         yield "expert parallelism", how, "vLLM without data parallelism"
@@ -257,8 +258,6 @@ def _not_modelled(
     yield "penalties, guided decoding and log-probabilities in the sampler"
     if model.draft_layers:
         yield "speculative decoding: draft layers are not run"
-    if model.is_moe:
-        yield "uneven expert load"
     if any(isinstance(layer.mixer, Recurrent) for layer in model.layers):
         yield "state layers' scan at its own rate: a quarter of the matrix ceiling is assumed"
         if settings.prefix_caching:

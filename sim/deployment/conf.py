@@ -9,8 +9,8 @@ class PoolConf:
     """Equal replicas with one job: a pool of a deployment that has several.
 
     - `role`: `both` (prefill and decode), `prefill` or `decode`.
-    - `replicas`, `tensor_parallel`, `pipeline_parallel`, `data_parallel`, `expert_parallel`, `all_to_all`: as in
-      `DeploymentConf`.
+    - `replicas`, `tensor_parallel`, `pipeline_parallel`, `data_parallel`, `expert_parallel`, `all_to_all`,
+      `redundant_experts`, `expert_placement`: as in `DeploymentConf`.
     - `hardware`, `engine`: the pool's own device and engine, by name (`vllm-0.19.0`) or file; empty: those of the run.
       One that only a folder of `--config-dir` or a file of `conf` has stands here as it was read.
     - `settings`: engine settings that differ, by key (`max_num_seqs: 64`).
@@ -23,6 +23,8 @@ class PoolConf:
     data_parallel: int = 1
     expert_parallel: bool = False
     all_to_all: str = "auto"
+    redundant_experts: int = 0
+    expert_placement: str = "linear"
     hardware: Any = ""
     engine: Any = ""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -78,6 +80,8 @@ class DeploymentConf:
     has attention, KV cache and queue of its own, `tensor_parallel` devices wide; they share a model's experts.
     `expert_parallel`: whole experts on each device, instead of a slice of every expert. `all_to_all`: how tokens get
     to the experts of other ranks, `auto` being what the engine's version does (`sim.deployment.exchange`).
+    `redundant_experts`: further copies of experts in each layer, over all ranks. `expert_placement`: `linear`, or
+    `balanced` by popularity (`sim.deployment.placement`).
 
     `pools`: several kinds of replicas instead of one, a `PoolConf` by name; the sizes above then say nothing. `router`
     (`sim.event.routing`, or a file of your own; `router_options` are its options) picks among the replicas that take
@@ -93,6 +97,8 @@ class DeploymentConf:
     data_parallel: int = 1
     expert_parallel: bool = False
     all_to_all: str = "auto"
+    redundant_experts: int = 0
+    expert_placement: str = "linear"
     router: str = "round_robin"
     router_options: dict[str, Any] = field(default_factory=dict)
     pools: dict[str, Any] = field(default_factory=dict)

@@ -20,13 +20,18 @@ _PRODUCT = "deployment.tensor_parallel x deployment.data_parallel"
 
 @dataclass(frozen=True)
 class Domains:
-    """Parallel sizes of one stage. `gathers_dense`: dense feed-forward parts belong to the domain of the experts."""
+    """Parallel sizes of one stage.
+
+    `gathers_dense`: dense feed-forward parts belong to the domain of the experts. `redundant`: further copies of
+    experts in each layer.
+    """
 
     tp_attn: int = 1
     dp_attn: int = 1
     tp_ffn: int = 1
     ep_ffn: int = 1
     gathers_dense: bool = False
+    redundant: int = 0
 
     def __post_init__(self) -> None:
         if self.tp_attn * self.dp_attn != self.tp_ffn * self.ep_ffn:
@@ -48,7 +53,8 @@ class Domains:
     @property
     def shards(self) -> Shards:
         """Ranks that share each part of a layer."""
-        return Shards(self.tp_attn, self.ranks if self.gathers_dense else self.tp_attn, self.ranks, self.ep_ffn)
+        dense = self.ranks if self.gathers_dense else self.tp_attn
+        return Shards(self.tp_attn, dense, self.ranks, self.ep_ffn, self.redundant)
 
 
 def domains_of(model: ModelSpec, deployment: DeploymentConf, profile: EngineProfile) -> Domains:
@@ -58,7 +64,7 @@ def domains_of(model: ModelSpec, deployment: DeploymentConf, profile: EngineProf
     ranks = tensor * data
     experts = ranks if deployment.expert_parallel and model.is_moe else 1
     gathers = data > 1 and profile.parallel.gathers_dense
-    return Domains(tensor, data, ranks // experts, experts, gathers)
+    return Domains(tensor, data, ranks // experts, experts, gathers, deployment.redundant_experts)
 
 
 def check_domains(model: ModelSpec, domains: Domains, pipeline_parallel: int) -> None:
@@ -76,4 +82,24 @@ def check_domains(model: ModelSpec, domains: Domains, pipeline_parallel: int) ->
             f"{model.name}: the {domains.ranks} ranks of {_PRODUCT} are more than its {experts} routed experts; "
             "lower deployment.data_parallel."
         )
+    _check_redundant(experts, domains)
     check_weights(model, domains.shards, pipeline_parallel)
+
+
+def _check_redundant(experts: int, domains: Domains) -> None:
+    """Raise `ValueError` for copies of experts that no rank can have."""
+    copies, ranks = domains.redundant, domains.ep_ffn
+    if not copies:
+        return
+    if ranks == 1:
+        raise ValueError(
+            f"deployment.redundant_experts={copies} has no effect while every rank has all experts: set "
+            "deployment.expert_parallel=true on several ranks, or leave it out."
+        )
+    if (experts + copies) % ranks:
+        low = copies - (experts + copies) % ranks
+        fits = " or ".join(str(size) for size in (low, low + ranks) if size >= 0)
+        raise ValueError(
+            f"deployment.redundant_experts={copies}: {experts} experts and {copies} copies do not divide over {ranks} "
+            f"ranks; {fits} would."
+        )

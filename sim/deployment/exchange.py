@@ -103,7 +103,7 @@ def shared_slots(
         if not dispatches(layer, domains):
             continue
         sent = model.hidden * ACTIVATION_BYTES
-        routed = layer.ffn.routed(model.hidden, domains.ranks, domains.ep_ffn)
+        routed = layer.ffn.routed(model.hidden, domains.ranks, domains.ep_ffn, domains.redundant)
         width = model.hidden if routed is None or domains.gathers_dense else routed.hidden
         if routed is not None and not domains.gathers_dense:
             sent = width * number_bytes(routed, device, rules.quantised_dispatch) + ROUTE_BYTES * routed.top_k

@@ -309,7 +309,7 @@ def _recurrent_slots(layers: Mapping[Layer, int], device: DeviceConf, tensor_par
 def _moe_slots(model: ModelSpec, layers: Mapping[Layer, int], device: DeviceConf, domains: Domains) -> MoeSlots:
     groups: Counter[Any] = Counter()
     for layer, count in layers.items():
-        routed = layer.ffn.routed(model.hidden, domains.ranks, domains.ep_ffn)
+        routed = layer.ffn.routed(model.hidden, domains.ranks, domains.ep_ffn, domains.redundant)
         if routed is not None:
             groups[routed] += count
     rows = []

@@ -18,6 +18,7 @@ Source: engine-core loop of data-parallel ranks and model runner of vLLM 0.10.2 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
+from sim.cost.experts.prices import SUMS
 from sim.cost.lengths import FLOATS, decodes_s, lengths_s
 from sim.cost.lockstep import LockstepPrices, exchanged
 from sim.deployment.engine import EngineSettings
@@ -47,6 +48,7 @@ class LockstepPricer:
     """
 
     def __init__(self, prices: LockstepPrices, settings: EngineSettings):
+        self._routing = prices.routing
         self._own_s = prices.own_s.tolist()
         self._experts_s = prices.experts_s.tolist()
         self._decides = prices.decides
@@ -68,6 +70,8 @@ class LockstepPricer:
         exchange_s = self._prefill_exchange_s if prefills else self._exchange_s
         moved = exchanged(self._decides, tokens, min(padded), max(padded), len(padded))
         shared_s = self._experts_s[tokens] + exchange_s[moved]
+        if self._routing is not None:
+            shared_s += self._routing.extra_s(tokens, *_sums(batches))
         exposed_s = self._launch_s[mode] - shared_s
         slowest_s = most_row_s = 0.0
         for batch, size in zip(batches, padded, strict=True):
@@ -108,6 +112,12 @@ class LockstepPricer:
                 *sums,
             )
         )
+
+
+def _sums(batches: Sequence[Batch | None]) -> tuple[int, ...]:
+    """What of all batches together a step's draw depends on."""
+    own = [batch for batch in batches if batch is not None]
+    return tuple(sum(getattr(batch, name) for batch in own) for name in SUMS)
 
 
 class LockstepRank(Replica):

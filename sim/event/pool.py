@@ -14,7 +14,7 @@ from sim.event.handover.base import HandOver
 from sim.event.handover.ports import DecodePort, KVPort, PrefillPort
 from sim.event.handover.sides import DecodeSide, PrefillSide
 from sim.event.log import StepLog
-from sim.event.pricer import Pricer
+from sim.event.pricer import pricer
 from sim.event.ranks import free_ranks, lockstep_ranks
 from sim.event.replica import Port, Replica, Watcher
 from sim.event.routing.base import Door
@@ -115,13 +115,13 @@ def _loops(
     queues = [BatchQueue(scheduler, depth, not profile.nonempty_batch_returns) for scheduler in schedulers]
     each = list(enumerate(zip(queues, watchers, ports, strict=True), first))
     if isinstance(prices, PriceTable):
-        pricer = Pricer(prices, settings)
+        price = pricer(prices, settings)
         return [
-            Replica(index, queue, pricer, watcher, log, host_ns=host_ns, idle_sleep_ns=idle_sleep_ns, port=port)
+            Replica(index, queue, price, watcher, log, host_ns=host_ns, idle_sleep_ns=idle_sleep_ns, port=port)
             for index, (queue, watcher, port) in each
         ]
     assert stage_log is not None
-    pricers = {id(table): Pricer(table, settings) for table in prices.tables}
+    pricers = {id(table): pricer(table, settings) for table in prices.tables}
     ahead = settings.async_scheduling
     return [
         StagedReplica(

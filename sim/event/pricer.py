@@ -1,5 +1,6 @@
 """The exact engine's price of a batch: two table look-ups and the closed form of the lengths."""
 
+from sim.cost.experts.prices import RoutingPrices
 from sim.cost.lengths import FLOATS, decodes_s, lengths_s
 from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
@@ -51,3 +52,42 @@ class Pricer:
             batch.decode_sumsq,
         )
         return int(1e9 * seconds + 0.5), padded, graph
+
+
+class RoutedPricer(Pricer):
+    """The same where tokens are spread unevenly over experts: who gets how many is drawn for every batch."""
+
+    def __init__(
+        self, table: PriceTable, routing: RoutingPrices, settings: EngineSettings, shape: BatchShape | None = None
+    ):
+        super().__init__(table, settings, shape)
+        self._routing = routing
+
+    def __call__(self, batch: Batch) -> tuple[int, int, int]:
+        """As `Pricer`, with what the experts of this batch take beyond what is tabulated."""
+        padded, graph = self._padded(batch)
+        sums = (batch.decodes, batch.decode_sum, batch.decode_max, batch.decode_sumsq)
+        seconds = self._token_s[graph][padded] + self._row_s[batch.emitting]
+        if padded:
+            extra_s = self._routing.extra_s(
+                padded, batch.decode_sum, batch.decodes, batch.prefill_area, batch.prefill_tokens
+            )
+            seconds += self._routing.change_s(extra_s, padded, graph)
+        if not batch.prefill_tokens:
+            return int(1e9 * (seconds + decodes_s(self._terms, *sums)) + 0.5), padded, graph
+        lengths = lengths_s(
+            FLOATS,
+            self._terms,
+            batch.prefill_tokens,
+            batch.prefill_chunks,
+            batch.prefill_area,
+            batch.prefill_kv_tokens,
+            batch.prefill_max_tokens,
+            *sums,
+        )
+        return int(1e9 * (seconds + lengths) + 0.5), padded, graph
+
+
+def pricer(table: PriceTable, settings: EngineSettings) -> Pricer:
+    """The pricer of a table."""
+    return Pricer(table, settings) if table.routing is None else RoutedPricer(table, table.routing, settings)

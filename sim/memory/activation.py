@@ -109,6 +109,6 @@ def _workspace(layer: Layer, hidden: int, domains: Domains, rules: ParallelRules
     """Numbers in the two buffers of a layer's routed experts, for batches of `tokens` tokens on every rank."""
     if not isinstance(layer.ffn, MoE):
         return 0.0
-    experts = layer.ffn.routed(hidden, domains.ranks, domains.ep_ffn)
+    experts = layer.ffn.routed(hidden, domains.ranks, domains.ep_ffn, domains.redundant)
     rows = expert_rows(way, rules, domains, tokens, experts.top_k, experts.experts)
     return rows * (max(experts.inter, hidden) + max((experts.matrices - 1) * experts.inter, hidden))

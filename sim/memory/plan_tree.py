@@ -125,9 +125,10 @@ def _mixer(layer: Layer, ranks: int) -> str:
 def _feed_forward(layer: Layer, plan: Plan) -> str:
     domains, ffn = plan.domains, layer.ffn
     if isinstance(ffn, MoE):
-        held = -(-ffn.experts // domains.ep_ffn)
+        held = -(-(ffn.experts + domains.redundant) // domains.ep_ffn)
         units = ffn.inter // domains.tp_ffn
-        part = f"{held} whole of {ffn.experts} experts" if domains.ep_ffn > 1 else f"all {ffn.experts} experts"
+        copies = f" and {domains.redundant} copies" if domains.redundant else ""
+        part = f"{held} whole of {ffn.experts} experts{copies}" if domains.ep_ffn > 1 else f"all {ffn.experts} experts"
         cut = f", {units:,} of {ffn.inter:,} units of each" if domains.tp_ffn > 1 else f", {ffn.inter:,} units each"
         shared = f", a shared one of {ffn.shared_inter:,} units" if ffn.shared_inter else ""
         return f"experts: {part}{cut}, {ffn.top_k} a token{shared}"

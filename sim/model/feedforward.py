@@ -29,7 +29,9 @@ class Dense:
         """None."""
         return ()
 
-    def routed(self, hidden: int, tensor_parallel: int, expert_parallel: int = 1) -> RoutedExperts | None:
+    def routed(
+        self, hidden: int, tensor_parallel: int, expert_parallel: int = 1, redundant: int = 0
+    ) -> RoutedExperts | None:
         """None: a dense part has no routed experts."""
         return None
 
@@ -78,16 +80,17 @@ class MoE:
         """The router's bias."""
         return (Vector("router_bias", self.experts, 4.0),) if self.router_bias else ()
 
-    def routed(self, hidden: int, tensor_parallel: int, expert_parallel: int = 1) -> RoutedExperts:
+    def routed(self, hidden: int, tensor_parallel: int, expert_parallel: int = 1, redundant: int = 0) -> RoutedExperts:
         """Experts of the fullest rank: `ceil(experts / ep)` of them, each `inter / (ranks / ep)` wide.
 
-        `tensor_parallel`: ranks that share the experts of a layer, whether they hold whole ones or not.
+        `tensor_parallel`: ranks that share the experts of a layer, whether they hold whole ones or not. `redundant`
+        copies count as experts: a token still visits `top_k`.
         """
         stored = self.formats.of("experts")
         inter = share(self.inter, "expert units", max(1, tensor_parallel // expert_parallel))
         return RoutedExperts(
-            experts=self.experts,
-            local_experts=-(-self.experts // expert_parallel),
+            experts=self.experts + redundant,
+            local_experts=-(-(self.experts + redundant) // expert_parallel),
             top_k=self.top_k,
             hidden=self.latent or hidden,
             inter=inter,

@@ -11,12 +11,14 @@ class Shards:
     - `dense`: ranks that share each matrix of a dense feed-forward part, and each shared expert.
     - `experts`: ranks that share the routed experts of a layer, in `expert_groups` groups of equal size. A group holds
       whole experts, and inside a group every expert is divided.
+    - `redundant`: further copies of experts that the groups hold, in each layer.
     """
 
     mixer: int = 1
     dense: int = 1
     experts: int = 1
     expert_groups: int = 1
+    redundant: int = 0
 
     @classmethod
     def tensor(cls, tensor_parallel: int, expert_parallel: int = 1) -> "Shards":

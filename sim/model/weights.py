@@ -32,7 +32,7 @@ def divides(model: "ModelSpec", shards: Shards) -> str | None:
             if isinstance(layer.mixer, Attention):
                 kv_share(layer.mixer.kv_heads, tensor_parallel)
             layer.linears(model.hidden, tensor_parallel, shards.dense)
-            layer.ffn.routed(model.hidden, shards.experts, shards.expert_groups)
+            layer.ffn.routed(model.hidden, shards.experts, shards.expert_groups, shards.redundant)
     except ValueError as error:
         return str(error)
     return None
@@ -113,7 +113,7 @@ def _layer_tensors(layer: "Layer", model: "ModelSpec", shards: Shards, loaded: b
             yield 2.0 * matrix.n * matrix.k
     for vector in layer.vectors(model.hidden, shards.mixer):
         yield vector.weight_bytes
-    routed = layer.ffn.routed(model.hidden, shards.experts, shards.expert_groups)
+    routed = layer.ffn.routed(model.hidden, shards.experts, shards.expert_groups, shards.redundant)
     if routed is not None:
         yield from _experts(routed, loaded)
 

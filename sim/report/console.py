@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.report.bottleneck import Verdict
 from sim.report.cut import cut_note
+from sim.report.experts import expert_fields
 from sim.report.fleet import WORDS, link_rows, pool_shares, ttft_parts
 from sim.report.metrics import Metrics
 from sim.report.priority import by_priority
@@ -119,6 +120,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         line("Step time / duration (%):", percent(metrics.busy_share)),
         *_claim_lines(result),
         *_stage_lines(result, metrics),
+        *_expert_lines(result),
         line(
             "Output tok/s per GPU / per user:",
             pair(metrics.output_throughput_per_gpu, metrics.output_throughput_per_user),
@@ -212,6 +214,7 @@ def _fleet_lines(result: SimulationResult) -> list[str]:
             _kv_line(metrics),
             line("Mean queue time (ms):", ms(metrics.latency["queue"].mean_s)),
             *_claim_lines(pool.result),
+            *_expert_lines(pool.result),
         ]
     parts = ttft_parts(result)
     if parts:
@@ -232,6 +235,20 @@ def _stage_lines(result: SimulationResult, metrics: Metrics) -> list[str]:
     busy_s = (result.stages.end_ns - result.stages.start_ns).sum(axis=0) / 1e9
     shares = " / ".join(f"{100 * float(s) / (metrics.duration_s * result.ranks):.1f}" for s in busy_s)
     return [line("Pipeline stages busy (%):", shares)]
+
+
+def _expert_lines(result: SimulationResult) -> list[str]:
+    """How uneven the experts' ranks are, where that was drawn."""
+    found = expert_fields(result)
+    if found is None or found["imbalance_mean"] is None:
+        return []
+    lines = []
+    if found["ranks"] > 1:
+        lines.append(
+            line("Fullest expert rank / mean, mean / P95:", pair(found["imbalance_mean"], found["imbalance_p95"], 2))
+        )
+        lines.append(line("Experts' ranks wait (%):", percent(found["wait_share"])))
+    return lines
 
 
 def assumption_block(result: SimulationResult) -> list[str]:

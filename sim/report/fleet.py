@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sim.report.bottleneck import Verdict, verdict
+from sim.report.experts import expert_fields
 from sim.report.metrics import Metrics, measure
 from sim.report.percentile import Distribution, distribution
 from sim.report.result import FINISHED, PoolResult, SimulationResult
@@ -171,6 +172,7 @@ def _pool_fields(share: PoolShare) -> dict[str, Any]:
         "step_time_rel_error": result.claim and result.claim.rel_error,
         "step_time_outside_calibration": result.claim and result.claim.outside_share,
         "bottleneck": share.verdict,
+        "experts": expert_fields(result),
         "memory": result.memory,
         "settings": result.settings,
     }

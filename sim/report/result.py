@@ -176,6 +176,23 @@ class Claim:
 
 
 @dataclass
+class ExpertTable:
+    """How unevenly experts were spread. Axis `rank`: its share of all `rows`, seconds that it computes and waits.
+
+    `imbalance` of each looked-at step: rows of the fullest rank over the mean of all, averaged over layers. `law` and
+    `detail` as configured; seconds are of all steps, scaled up where only some were `looked_at`.
+    """
+
+    law: str
+    detail: str
+    rows: np.ndarray
+    busy_s: np.ndarray
+    wait_s: np.ndarray
+    imbalance: np.ndarray
+    looked_at: int
+
+
+@dataclass
 class PoolResult:
     """One pool of a fleet: the run as it saw it. Its `result` numbers its ranks from 0, the fleet from `first`."""
 
@@ -209,6 +226,7 @@ class SimulationResult:
       `settings`, `claim`, `stages`) are empty then, and `num_gpu_blocks` is that of the smallest. `transfers`, `links`:
       KV that went from prefill to decode instances. `retries`: how often requests were sent again because a replica
       failed.
+    - `experts`: how unevenly tokens were spread over them; None where that was not drawn.
     - `log`: format and rules of the engine's own log by name (`sim.deployment.rules.LogRules`; empty: not known), which
       has a line every `log_interval_s` where it goes by time.
     """
@@ -250,6 +268,7 @@ class SimulationResult:
     transfers: TransferTable | None = None
     links: LinkTable | None = None
     retries: dict[int, int] = field(default_factory=dict)
+    experts: ExpertTable | None = None
 
     @property
     def ranks(self) -> int:

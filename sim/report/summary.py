@@ -6,6 +6,7 @@ import numpy as np
 
 from sim.report.bottleneck import Verdict
 from sim.report.cut import cut_outputs
+from sim.report.experts import expert_fields
 from sim.report.fleet import fleet_fields, fleet_verdict
 from sim.report.hit_rate import LookupTotals
 from sim.report.metrics import Metrics, measure
@@ -156,6 +157,7 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "step_time_s": {name.removesuffix("_s"): values.sum() for name, values in result.components_s.items()},
         "bottleneck": found,
         **fleet_fields(result),
+        "experts": expert_fields(result),
         "memory": result.memory,
         "settings": result.settings,
         "assumptions": [{"what": what, "value": value, "source": source} for what, value, source in result.assumptions],

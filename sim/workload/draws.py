@@ -12,12 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 
-ARRIVALS, LENGTHS, CONTENT, PRIORITIES = (
-    0,
-    1,
-    2,
-    3,
-)  # separate streams: another rate or process leaves the lengths as they are
+ARRIVALS, LENGTHS, CONTENT, PRIORITIES, EXPERTS = range(5)
+"""Separate streams: another rate or process leaves the lengths as they are."""
 
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2, k * high is exact
 _LOG_TERMS = 12

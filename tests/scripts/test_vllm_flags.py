@@ -347,6 +347,16 @@ def test_exchange_of_tokens():
     assert flag == "--all2all-backend" and "no data-parallel ranks" in why
 
 
+def test_copies_of_experts():
+    ranks = "vllm serve Qwen/Qwen3-30B-A3B -dp 8 -ep"
+    assert "deployment.redundant_experts=16" in serve(f"{ranks} --num-redundant-experts 16").overrides
+    config = '{"num_redundant_experts": 8, "window_size": 1000}'
+    found = serve(f"{ranks} --enable-eplb --eplb-config '{config}'")
+    assert "deployment.redundant_experts=8" in found.overrides
+    left = dict(found.ignored)
+    assert "experts.law" in left["--enable-eplb"] and "window_size: experts do not move" in left["--eplb-config"]
+
+
 @pytest.mark.parametrize(
     ("wanted", "overrides"),
     [
