@@ -8,6 +8,7 @@ from sim.deployment.compile import compile_plan
 from sim.deployment.plan import Plan
 from sim.deployment.pools import PoolSpec, pools_of
 from sim.deployment.topology import Topology, lay_out
+from sim.deployment.traffic import traffic
 from sim.event.asked import KVSide, check_asked, check_kv
 from sim.hardware.check import device_from
 from sim.hardware.kv_transfer import connector_of, transfer_facts
@@ -85,6 +86,10 @@ def _ways(specs: list[PoolSpec], firsts: list[int], topology: Topology) -> list[
                 rate = min(topology.bytes_per_s[link] for link in links)
                 names = ", ".join(topology.names[link] for link in links)
                 most = f"{rate / 1e9:.0f} GB/s at most for one transfer"
-                text = f"KV from {source.name} to {target.name}: {most} ({names})"
-                found.append(Branch(text, {"source": source.name, "target": target.name, "bytes_per_s": rate}))
+                ends = (range(at, at + _ranks(spec)) for at, spec in ((first, source), (other, target)))
+                together = traffic(topology, *ends).most_bytes_per_s
+                all_of_them = f", {together / 1e9:.0f} GB/s for all together" if together > rate else ""
+                text = f"KV from {source.name} to {target.name}: {most} ({names}){all_of_them}"
+                facts = {"bytes_per_s": rate, "together_bytes_per_s": together}
+                found.append(Branch(text, {"source": source.name, "target": target.name, **facts}))
     return found

@@ -8,7 +8,7 @@ Source: Bertsekas and Gallager, Data Networks, section 6.5.2 (max-min fair flow 
 """
 
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from sim.event.agenda import NEVER, Action, Agenda
 
@@ -130,17 +130,29 @@ class Network:
 
 
 def fair_rates(capacity: dict[int, float], paths: dict[int, Sequence[int]]) -> dict[int, float]:
-    """Max-min fair rate of each flow, by its number, from the capacity of each link and the links of each flow."""
+    """Max-min fair rate of each flow, by its number, from the capacity of each link and the links of each flow.
+
+    What a link has for each flow that is not fixed only grows as others are fixed, so an old value on the heap is a
+    bound from below, and is looked at again before it counts.
+    """
     left = dict(capacity)
     on: dict[int, set[int]] = {link: set() for link in capacity}
     for number, links in paths.items():
         for link in links:
             on[link].add(number)
+    shares = [(left[link] / len(flows), link) for link, flows in on.items() if flows]
+    heapify(shares)
     rates: dict[int, float] = {}
     while len(rates) < len(paths):
-        tightest = min((link for link in on if on[link]), key=lambda link: left[link] / len(on[link]))
-        share = left[tightest] / len(on[tightest])
-        for number in list(on[tightest]):
+        seen, tightest = heappop(shares)
+        flows = on[tightest]
+        if not flows:
+            continue
+        share = left[tightest] / len(flows)
+        if share > seen:
+            heappush(shares, (share, tightest))
+            continue
+        for number in list(flows):
             rates[number] = share
             for link in paths[number]:
                 on[link].discard(number)
