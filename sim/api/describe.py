@@ -33,7 +33,8 @@ def describe_plan(conf: SimulateConf) -> Described:
     specs = pools_of(conf.deployment, conf.hardware, conf.engine)
     check_asked(conf.deployment, specs, conf.seed)
     compiled = [_compile(conf, spec) for spec in specs]
-    check_kv([KVSide(spec, plan.engine, budget) for spec, (plan, budget) in zip(specs, compiled, strict=True)])
+    sides = [KVSide(spec, plan.engine, budget) for spec, (plan, budget) in zip(specs, compiled, strict=True)]
+    check_kv(sides, conf.deployment.transfer.layerwise)
     side = next((spec for spec in specs if spec.role != "both"), specs[0])
     facts = transfer_facts(connector_of(conf.deployment.transfer.connector, side.engine.scheduler)).values
     efficiency = conf.deployment.transfer.efficiency

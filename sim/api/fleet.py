@@ -91,7 +91,8 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     pools = tuple(_compile(spec, conf, workload) for spec in specs)
     topology = None
     if any(spec.role == "prefill" for spec in specs):
-        check_kv([KVSide(spec, p.job.plan.engine, p.job.budget) for spec, p in zip(specs, pools, strict=True)])
+        sides = [KVSide(spec, p.job.plan.engine, p.job.budget) for spec, p in zip(specs, pools, strict=True)]
+        check_kv(sides, conf.deployment.transfer.layerwise)
         _, efficiency = _costs(conf, pools)
         topology = lay_out(
             [(pool.name, pool.job.plan.device, pool.ranks, pool.devices_per_rank) for pool in pools],
@@ -132,7 +133,8 @@ def _costs(conf: SimulateConf, pools: Sequence[PoolJob]) -> tuple[HandOverCosts,
     given = conf.deployment.transfer
     facts = transfer_facts(connector_of(given.connector, _scheduler(pools))).values
     value = {key: facts[key] if getattr(given, key) is None else getattr(given, key) for key in facts}
-    costs = HandOverCosts(value["hand_over_s"], value["setup_s"], value["block_s"], value["latency_s"])
+    layers = len(pools[0].job.plan.model.layers) if given.layerwise else 0
+    costs = HandOverCosts(value["hand_over_s"], value["setup_s"], value["block_s"], value["latency_s"], layers)
     return costs, value["efficiency"]
 
 
@@ -341,6 +343,9 @@ def _assumptions(fleet: Fleet, pools: Sequence[PoolResult]) -> list[tuple[str, s
     return rows
 
 
+LEAVES_WHOLE = ("transfer of layers while others are still computed (deployment.transfer.layerwise)",)
+
+
 def _not_modelled(fleet: Fleet, results: Sequence[SimulationResult]) -> list[str]:
     found = list(dict.fromkeys(sentence for result in results for sentence in result.not_modelled))
     roles = roles_of(_scheduler(fleet.pools)) if fleet.disaggregated else None
@@ -349,6 +354,6 @@ def _not_modelled(fleet: Fleet, results: Sequence[SimulationResult]) -> list[str
             *roles.not_modelled,
             "transfers that fail, and requests that are aborted on their way",
             "leases: blocks that a prefill instance frees because nobody has read them for long",
-            "transfer of layers while others are still computed",
+            *(() if fleet.conf.deployment.transfer.layerwise else LEAVES_WHOLE),
         ]
     return found

@@ -41,6 +41,7 @@ class TransferConf:
     - `latency_s`, `efficiency`: of the transfer itself, and the share of the links' rate that it reaches.
     - `placement`: `packed`, pools of one device fill nodes one after the other, so that replicas may share a node;
       `separate`, every pool begins on a node of its own.
+    - `layerwise`: the KV of each layer leaves while others are computed (`sim.event.handover.layerwise`).
     - `oversubscription`: how much more all NICs of a node can send than its uplink carries (1: a full fat tree).
     """
 
@@ -52,6 +53,7 @@ class TransferConf:
     efficiency: float | None = None
     placement: str = "packed"
     oversubscription: float = 1.0
+    layerwise: bool = False
 
 
 @dataclass

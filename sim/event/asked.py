@@ -34,6 +34,8 @@ def check_asked(deployment: DeploymentConf, specs: Sequence[PoolSpec], seed: int
                 "their prefill; give it to deployment.router."
             )
     _check_roles(specs)
+    if deployment.transfer.layerwise:
+        _check_layerwise(deployment, specs)
     elastic_of(deployment, {spec.name: (spec.role, spec.deployment.replicas) for spec in specs}, seed)
     for spec in specs:
         try:
@@ -51,8 +53,25 @@ def _check_roles(specs: Sequence[PoolSpec]) -> None:
             )
 
 
-def check_kv(pools: Sequence[KVSide]) -> None:
-    """Raise `ValueError` where prefill and decode pools could not read each other's blocks, saying what differs."""
+def _check_layerwise(deployment: DeploymentConf, specs: Sequence[PoolSpec]) -> None:
+    if deployment.pairing != "at_arrival":
+        raise ValueError(
+            "deployment.transfer.layerwise=true sends KV while the prompt is computed, so the decode instance must be "
+            f"known by then: set deployment.pairing=at_arrival, got {deployment.pairing}."
+        )
+    other = next((spec.engine.scheduler for spec in specs if spec.engine.scheduler != "vllm"), None)
+    if other is not None:
+        raise ValueError(
+            "deployment.transfer.layerwise=true is simulated with the scheduler of vllm only, got "
+            f"{other}; leave it out (sglang sends each chunk as it is computed anyway)."
+        )
+
+
+def check_kv(pools: Sequence[KVSide], layerwise: bool = False) -> None:
+    """Raise `ValueError` where prefill and decode pools could not read each other's blocks, saying what differs.
+
+    `layerwise`: KV is sent before the decode instance has blocks, and then of one group of layers only.
+    """
     sides = [pool for pool in pools if pool.spec.role != "both"]
     if not sides:
         return
@@ -73,6 +92,11 @@ def check_kv(pools: Sequence[KVSide]) -> None:
             )
     layouts = [[(g.kind, g.block_size, g.window) for g in side.budget.layout.groups] for side in sides]
     if all(found == layouts[0] for found in layouts):
+        if layerwise and len(layouts[0]) > 1:
+            raise ValueError(
+                f"deployment.transfer.layerwise=true is simulated for one group of layers, {sides[0].budget.model} has "
+                f"{len(layouts[0])}: leave it out, or set engine.hybrid_kv_cache=false."
+            )
         return
     counts = ", ".join(f"{side.spec.name} {len(found)}" for side, found in zip(sides, layouts, strict=True))
     raise ValueError(

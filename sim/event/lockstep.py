@@ -213,6 +213,8 @@ class LockstepRank(Replica):
         logged = self._dummy() if batch is None else batch
         self._log.append(self.index, self._decided_ns, start_ns, end_ns, logged, padded, mode, self._hits)
         if batch is not None:
+            if self.on_step is not None:
+                self.on_step(batch, start_ns, end_ns)
             self._ends.append(end_ns)
             self._told.append((batch.number, batch.follows))
             if self.queue.waits(batch):

@@ -56,6 +56,10 @@ class Network:
                 column.append(0)
             self._flows.append({})
 
+    def offers(self, links: Sequence[int]) -> float:
+        """Bytes per second that one more flow would have on these links, were all shares of each link equal."""
+        return 1e9 * min(self.capacity[link] / (len(self._flows[link]) + 1) for link in links)
+
     def start(self, links: Sequence[int], size_bytes: float, done: Action) -> None:
         """A flow of so many bytes begins now."""
         now_ns = self._agenda.now_ns

@@ -78,7 +78,8 @@ class Replica:
     is `blocked`, waiting for input; `empty_turns` in a row and `fruitless_preemptions`, without a token in between;
     `dropped_rows`, which emitted for a request that was gone; `accepted_tokens`, beyond one per row; whether batches
     have told which ones they follow (`tells_follows`); and `delivered_ns`, when the output of each executed batch was
-    processed, in order of issue: when it was there, or later where the host was behind.
+    processed, in order of issue: when it was there, or later where the host was behind. `on_step(batch, start_ns,
+    end_ns)`, if somebody wants it, is called for each batch that is put on the device.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Replica:
         self.dropped_rows = 0
         self.accepted_tokens = 0
         self.delivered_ns = array("q")
+        self.on_step: Callable[[Batch, int, int], None] | None = None
         self._price = price
         self._client = client
         self._log = log
@@ -312,4 +314,6 @@ class Replica:
             start = self._gpu_free_ns
         self._gpu_free_ns = end = start + duration
         self._log.append(self.index, now_ns, start, end, batch, padded, mode, self._hits)
+        if self.on_step is not None:
+            self.on_step(batch, start, end)
         return end

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from sim.event.checks import check_conservation
 from sim.event.client import Client
 from sim.event.cluster import NOBODY, Cluster, Entry, OnProgress
 from sim.event.content import request_content
-from sim.event.handover import FREE, HandOver, HandOverCosts, hand_over_of
+from sim.event.handover import FREE, HandOver, HandOverCosts, Layerwise, Progress, hand_over_of
 from sim.event.lifecycle import Elastic, Lifecycle
 from sim.event.log import StepLog
 from sim.event.pool import EnginePool, PoolRanks, make_ranks
@@ -151,15 +151,20 @@ def run_fleet(
         now = (lambda: agenda.now_ns) if pool.role == "decode" else (lambda: client.next_ns)
         ranks.append(make_ranks(pool, first, named, client, hand_over, log, now))
     replicas = [replica for made in ranks for replica in made.replicas]
+    if isinstance(hand_over, Layerwise):
+        for pool, made in zip(pools, ranks, strict=True):
+            for replica in made.replicas if pool.role == "prefill" else ():
+                replica.on_step = Progress(replica.index, hand_over)
     make = _request_maker(workload, replicas, [made.named for made in ranks for _ in made.replicas], content)
     if hand_over is not None:
         decode = make_router(routing.decode_router, seed, routing.decode_options, "decode_router")
-        pick = _decode_chooser(pools, ranks, decode, workload)
+        pick = _decode_chooser(pools, ranks, decode, workload, hand_over.rate)
         hand_over.connect(
             replicas,
-            lambda i: pick(_arrival(workload, content, i, agenda.now_ns)),
+            lambda i, source: pick(_arrival(workload, content, i, agenda.now_ns), source),
             make,
             block_bytes=[pool.block_bytes for pool in pools for _ in range(pool.ranks)],
+            block_tokens=[pool.settings.block_size for pool in pools for _ in range(pool.ranks)],
             pickup_ns=[to_ns(pool.settings.profile.api_pickup_s) for pool in pools for _ in range(pool.ranks)],
             at_arrival=routing.at_arrival,
         )
@@ -209,7 +214,7 @@ def _hand_over(
     """As the engine of the prefill and decode pools does it; they have one."""
     roles = roles_of(next(pool.scheduler for pool in pools if pool.role != "both"))
     assert roles is not None, "checked when the fleet was built"
-    return hand_over_of(roles)(agenda, client, topology, costs, keeps_token=roles.keeps_token)
+    return hand_over_of(roles, costs.layers > 0)(agenda, client, topology, costs, keeps_token=roles.keeps_token)
 
 
 def _ranks_of(door: Door) -> list[Replica]:
@@ -229,18 +234,27 @@ def _decoders(
 
 
 def _decode_chooser(
-    pools: Sequence[EnginePool], ranks: Sequence[PoolRanks], router: Router, workload: Workload
-) -> Callable[[Arrival], int]:
-    """The decode rank for a request, among those that can serve it."""
-    choosers: dict[tuple[int, ...], Callable[[Arrival], int | None]] = {}
+    pools: Sequence[EnginePool],
+    ranks: Sequence[PoolRanks],
+    router: Router,
+    workload: Workload,
+    rate: Callable[[int, int], float],
+) -> Callable[[Arrival, int], int]:
+    """The decode rank for a request of a prefill rank, among those that can serve it.
 
-    def choose(arrival: Arrival) -> int:
+    `rate`: what one more transfer would have from one rank to another; to a replica, to its first.
+    """
+    choosers: dict[tuple[int, ...], tuple[Callable[[Arrival], int | None], list[int]]] = {}
+
+    def choose(arrival: Arrival, source: int) -> int:
         found = _decoders(pools, ranks, arrival.prompt_tokens, int(workload.output_tokens[arrival.index]))
         assert found is not None, "turned away at the entry"
         able = found[1]
         if able not in choosers:
-            choosers[able] = chooser(router, [door for k in able for door in ranks[k].doors])
-        target = choosers[able](arrival)
+            doors = [door for k in able for door in ranks[k].doors]
+            choosers[able] = chooser(router, doors), [_ranks_of(door)[0].index for door in doors]
+        chosen, firsts = choosers[able]
+        target = chosen(replace(arrival, rate_to=lambda place: rate(source, firsts[place])))
         if target is None:
             raise ValueError("deployment.decode_router turned a request away whose prompt was prefilled; it must not.")
         return target

@@ -101,6 +101,8 @@ class StagedReplica(Replica):
                     self._sampled[row.request.index] = end
         self._log.append(self.index, now_ns, times[0], end, batch, padded, mode, self._hits)
         self._stage_log.append(self.index, times)
+        if self.on_step is not None:
+            self.on_step(batch, times[0], end)
         return end
 
     def _sampled_ns(self, batch: Batch) -> int:

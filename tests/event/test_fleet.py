@@ -249,3 +249,23 @@ def test_blocks_of_groups_count_by_what_they_hold():
     t = run.transfers
     assert (t.begun_ns - t.allocated_ns).tolist() == [0.6 * MS]
     assert (t.blocks.tolist(), t.bytes.tolist()) == ([10], [7 * 3e6 + 3 * 1e6])
+
+
+def test_what_a_router_sees_of_the_ways(tmp_path):
+    """The first request's 64 blocks of 100 MB are 128 ms on the way to instance 1, from 10 ms on.
+
+    At 30 ms the second is prefilled: to instance 1 it would get half of the 50 GB/s, to instance 2 all.
+    """
+    path = tmp_path / "seen.py"
+    path.write_text(
+        f"def make(options, seed):\n    def pick(arrival, targets):\n"
+        f"        with open({str(tmp_path / 'rates')!r}, 'a') as file:\n"
+        f"            print(*(arrival.rate_to(place) / 1e9 for place in range(len(targets))), file=file)\n"
+        f"        return 0\n    return pick\n"
+    )
+    limits = {"max_num_batched_tokens": 1024, "max_model_len": 2048}
+    sides = pool("prefill", replicas=2, **limits), pool("decode", replicas=2, blocks=200, block_bytes=100e6, **limits)
+    work = workload([0, 20], [1024, 32], [40, 2])
+    run = disaggregated(work, *sides, routing=Routing(decode_router=str(path)))
+    assert run.transfers.target.tolist() == [2, 2]
+    assert (tmp_path / "rates").read_text().splitlines() == ["50.0 50.0", "25.0 50.0"]

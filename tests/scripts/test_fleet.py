@@ -390,3 +390,32 @@ def test_the_wait_for_a_seat_is_waited(headway, tmp_path):
     seat = found["ttft_parts_ms"]["seat"]["mean"]
     assert decode["mean_queue_ms"] == pytest.approx(seat + found["ttft_parts_ms"]["decode_queue"]["mean"])
     assert seat > 10 * found["ttft_parts_ms"]["first_step"]["mean"]
+
+
+def test_kv_that_leaves_by_layer(headway, tmp_path):
+    """As much is sent, and what is left of the transfer after a prefill is less."""
+    words = (*PD, "deployment.pairing=at_arrival", "deployment.transfer.placement=separate")
+    plain = simulate(headway, tmp_path, *words).json()
+    layered = headway("simulate", *words, "deployment.transfer.layerwise=true", "--json").json()
+    assert [link["bytes"] for link in layered["links"]] == pytest.approx([link["bytes"] for link in plain["links"]])
+    parts = plain["ttft_parts_ms"], layered["ttft_parts_ms"]
+    left, whole = (sum(part[name]["mean"] for name in ("set_up", "transfer")) for part in reversed(parts))
+    assert left < whole
+    assert not any("layers while others" in sentence for sentence in layered["not_modelled"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("model=llama-3.2-1b",), "set deployment.pairing=at_arrival, got after_prefill"),
+        (("model=llama-3.2-1b", "deployment.pairing=at_arrival", "engine=sglang-0.5.23"), "vllm only, got sglang"),
+        (
+            ("model=gpt-oss-20b", "deployment.pairing=at_arrival", "engine=vllm-0.33.0"),
+            "for one group of layers, gpt-oss-20b has 2",
+        ),
+    ],
+)
+def test_layers_that_cannot_leave_alone(headway, words, said):
+    found = headway("plan", "deployment=pd-1p1d", "deployment.transfer.layerwise=true", *words)
+    assert found.code == 2
+    assert said in found.err

@@ -7,6 +7,7 @@ A scheduler's `ROLES` say how its engine does it; there are two ways.
 - `push`: the decode instance takes blocks when the request comes; only then the prefill begins, and what it has
   computed is sent chunk by chunk.
 
+`layerwise` changes the first: what would be pulled is sent layer by layer while the prompt is computed.
 Transfers take a set-up, then bytes over links that others may use too. Both sides hear of the end of it.
 """
 
@@ -16,11 +17,14 @@ from sim.event.handover.base import (
     HandOverCosts as HandOverCosts,
     KVPort as KVPort,
 )
+from sim.event.handover.layerwise import Layerwise as Layerwise, Progress as Progress
 from sim.event.handover.pull import Pull
 from sim.event.handover.push import Push
 from sim.scheduler.hooks import Roles
 
 
-def hand_over_of(roles: Roles) -> type[HandOver]:
-    """The way of an engine."""
+def hand_over_of(roles: Roles, by_layer: bool = False) -> type[HandOver]:
+    """The way of an engine; `by_layer`: what it would pull is sent as it is computed."""
+    if by_layer:
+        return Layerwise
     return Push if roles.decode_first else Pull

@@ -34,12 +34,16 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class HandOverCosts:
-    """Seconds: of the hand-over itself, before the first byte per transfer and per block, and of the links."""
+    """Seconds: of the hand-over itself, before the first byte per transfer and per block, and of the links.
+
+    `layers`: of the model, where the KV of each leaves while others are computed; 0: it leaves when all are.
+    """
 
     hand_over_s: float
     setup_s: float
     block_s: float
     latency_s: float
+    layers: int = 0
 
 
 FREE = HandOverCosts(0.0, 0.0, 0.0, 0.0)
@@ -72,23 +76,25 @@ class HandOver:
     def connect(
         self,
         replicas: Sequence[Replica],
-        choose: Callable[[int], int],
+        choose: Callable[[int, int], int],
         make: Callable[[int, int, int], Request],
         *,
         block_bytes: Sequence[Sequence[float]],
+        block_tokens: Sequence[int],
         pickup_ns: Sequence[int],
         at_arrival: bool,
     ) -> None:
         """All replicas, by number, and who decodes.
 
-        `choose(i)`: the decode instance for request i, when its prefill ends, or `at_arrival`. `make(target, i,
-        outputs)`: the request for it. `block_bytes`: of a block of each group of each replica, all its devices
-        together. `pickup_ns`: of the decode side's server.
+        `choose(i, source)`: the decode instance for request i of a prefill instance, when its prefill ends, or
+        `at_arrival`. `make(target, i, outputs)`: the request for it. `block_bytes`: of a block of each group of each
+        replica, all its devices together, `block_tokens` its tokens. `pickup_ns`: of the decode side's server.
         """
         self._replicas = replicas
         self._choose = choose
         self._make = make
         self._block_bytes = block_bytes
+        self._block_tokens = block_tokens
         self._shares = [_shares(each) for each in block_bytes]
         self._pickup_ns = pickup_ns
         self._at_arrival = at_arrival
@@ -134,9 +140,15 @@ class HandOver:
                 request.cached = prefill.cached
                 request.preemptions += prefill.preemptions
 
-    def _pair(self, i: int) -> int:
-        """Choose who decodes request i, which counts there from now on."""
-        target = self._paired[i] = self._choose(i)
+    def rate(self, source: int, target: int) -> float:
+        """Bytes per second that one more transfer would have from one instance to another, as things are."""
+        path = self._topology.path(source, target)
+        self._network.grow(self._topology.bytes_per_s)
+        return self._network.offers(path)
+
+    def _pair(self, i: int, source: int) -> int:
+        """Choose who decodes request i of a prefill instance; it counts there from now on."""
+        target = self._paired[i] = self._choose(i, source)
         self._replicas[target].outstanding += 1
         return target
 

@@ -17,7 +17,7 @@ class Pull(HandOver):
         """The prefill may begin at once; the decode instance is chosen now or when it has ended."""
         self._outputs[i] = outputs
         if self._at_arrival:
-            self._pair(i)
+            self._pair(i, source)
         return self._make(source, i, 1)
 
     def prefilled(self, source: int, request: Request, now_ns: int) -> None:
@@ -25,7 +25,7 @@ class Pull(HandOver):
         i = request.index
         self.count += 1
         self._prefilled[i] = request
-        target = self._paired[i] if i in self._paired else self._pair(i)
+        target = self._paired[i] if i in self._paired else self._pair(i, source)
         self._set(i, source=source, target=target, prefilled_ns=now_ns)
         at_ns = now_ns + to_ns(self._costs.hand_over_s) + self._pickup_ns[target]
         self._agenda.at(at_ns, lambda at: self._reach(i, at))

@@ -37,7 +37,7 @@ class Push(HandOver):
     def arrived(self, i: int, source: int, outputs: int) -> Request | None:
         """The request goes to both sides; the prefill instance's waits until the other has blocks."""
         self._outputs[i] = outputs
-        target, now_ns = self._pair(i), self._agenda.now_ns
+        target, now_ns = self._pair(i, source), self._agenda.now_ns
         self._set(i, source=source, target=target)
         prompt = int(self.client.workload.prompt_tokens[i])
         here = self._replicas[source]

@@ -16,7 +16,8 @@ import numpy as np
 class Arrival:
     """A request as a router sees it: it does not know how many tokens will come out.
 
-    `now_ns`: when it gets to the router. `content`: its prompt's token ids, where the workload has them.
+    `now_ns`: when it gets to the router. `content`: its prompt's token ids, where the workload has them. `rate_to`: of
+    the target at a place, the bytes per second that its KV would have on the way there; None where none moves.
     """
 
     index: int
@@ -24,6 +25,7 @@ class Arrival:
     priority: int
     now_ns: int
     content: np.ndarray | None = None
+    rate_to: Callable[[int], float] | None = None
 
 
 class Target(Protocol):

@@ -160,3 +160,17 @@ def test_a_router_of_ones_own(tmp_path, monkeypatch):
         make_router("random", 0, {"a": 1})
     with pytest.raises(ValueError, match="deployment.router_options: share must be above 0 and below 1, got 2"):
         make_router("length_aware", 0, {"share": 2.0})
+
+
+def test_kv_aware_weighs_the_way_against_the_cache():
+    """Of ways of 50 and 25 GB/s the slower costs 0.5 (1 - 1/2) = 0.25 of a cache; without ways only that counts."""
+    targets = [Seen(kv_usage=0.5), Seen(kv_usage=0.3)]
+    ways = {0: 50e9, 1: 25e9}
+    router = make_router("kv_aware", 0, {})
+    assert router(arrival(), targets) == 1
+    assert router(Arrival(0, 100, 0, 0, None, ways.__getitem__), targets) == 0  # 0.5 against 0.3 + 0.25
+    assert make_router("kv_aware", 0, {"congestion": 0.3})(Arrival(0, 100, 0, 0, None, ways.__getitem__), targets) == 1
+    equal = [Seen(outstanding=3, kv_usage=0.2), Seen(outstanding=2, kv_usage=0.2)]
+    assert router(arrival(), equal) == 1
+    with pytest.raises(ValueError, match="congestion must not be negative"):
+        make_router("kv_aware", 0, {"congestion": -1.0})
