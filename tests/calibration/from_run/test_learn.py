@@ -148,3 +148,13 @@ def test_rates_of_what_ranks_run_together():
         ).shared
         is None
     )
+
+
+def test_links_of_steps_with_a_prefill_are_learned_too():
+    """What ranks exchange in prefills (`deepep_auto`) is as much faster as all else over links."""
+    model, device = load_model("deepseek-v3"), load_device("h200-sxm")
+    deployment = DeploymentConf(data_parallel=8, expert_parallel=True, all_to_all="deepep_auto")
+    plan = compile_plan(model, device, load_engine("sglang", "0.5"), deployment)
+    before, after = plan.exchange.prefill, adjusted(plan, {"links": 2.0}).exchange.prefill
+    assert (after.bytes_per_s == 2.0 * before.bytes_per_s).all()
+    assert (after.a_s == before.a_s / 2.0).all() and before.a_s[0, 0] > 0.0
