@@ -39,6 +39,9 @@ def prepare(overrides: Sequence[str]) -> list[str]:
         key, _, value = override.partition("=")
         if not key.strip("+~") or override.startswith("-"):
             raise ValueError(f"{override!r} is no KEY=VALUE; write for example workload.rate=10.")
+        if "=" not in override and not override.startswith("~"):
+            example = f"{key}=NAME" if key in GROUPS else f"{key}=VALUE" if "." in key else "workload.rate=10"
+            raise ValueError(f"{override!r} is no KEY=VALUE: write {example}.")
         if re.search(r"\d{1000}", value):
             raise ValueError(f"{key} has a number of over a thousand digits, which nothing here can be.")
         if key.lstrip("+") == "results":

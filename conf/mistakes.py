@@ -5,10 +5,13 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 from conf.schema import GROUPS, SimulateConf
 
+
+LIKE = 0.85
+"""So much alike (`SequenceMatcher`) are the first parts of a name and of what was probably meant."""
 
 TYPES = {"int": "a number", "float": "a number", "str": "text", "bool": "true or false", "list": "a list"}
 WORDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "text"}
@@ -36,7 +39,26 @@ def nearest(word: str, options: Iterable[str], count: int = 3) -> list[str]:
     word = word.lower()
     begin = sorted((option for option in lower if word and f"-{word}" in f"-{option}"), key=len)
     close = get_close_matches(word, list(lower), count, 0.6)
-    return [lower[option] for option in dict.fromkeys(begin[:2] + close)][:count]
+    return [lower[option] for option in dict.fromkeys(begin[:2] + _by_head(word, lower, count) + close)][:count]
+
+
+def _by_head(word: str, options: Iterable[str], count: int) -> list[str]:
+    """Of a name with a version written together (`lama3`, `llama3-8b`): the options whose first parts are like it."""
+    if not re.search(r"[a-z]\d", word):
+        return []
+    parts = _parts(word)
+    ratio = {
+        option: SequenceMatcher(None, "-".join(parts), "-".join(_parts(option)[: len(parts)])).ratio()
+        for option in options
+    }
+    best = max(ratio.values(), default=0.0)
+    alike = [option for option, found in ratio.items() if found == best >= LIKE]
+    return sorted(alike, key=lambda option: (len(option), option))[:count]
+
+
+def _parts(name: str) -> list[str]:
+    """`llama-3.1-8b` and `llama3.1-8b` alike: words, and numbers with what is written onto them."""
+    return re.findall(r"[a-z]+|\d+[a-z]*", name)
 
 
 def did_you_mean(found: Sequence[str]) -> str:

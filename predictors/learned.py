@@ -1,6 +1,7 @@
 """The cost model of a device: learned kernels where an artifact has them, analytic ones elsewhere."""
 
 import dataclasses
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from sim.cost.analytic import analytic_cost, constants
 from sim.cost.kernel_cost import KernelCost
 from sim.hardware.read import load_device
 from sim.hardware.spec import DeviceConf
+from sim.model.attention import MLA, Attention
+from sim.model.recurrent import Recurrent
+from sim.model.spec import ModelSpec
 
 
 def learned_cost(artifact: Artifact, device: DeviceConf, engine: str) -> KernelCost:
@@ -77,8 +81,19 @@ def shipped_for(device: str, predictor: str = "auto") -> Artifact | None:
     return own_artifact(load_device(device), str(nested if nested.is_dir() else folder))
 
 
-def cost_rows(artifact: Artifact | None, device: DeviceConf) -> tuple[tuple[str, str, str], ...]:
-    """What a report says of the step prices: rows (what, value, source)."""
+def families_of(model: ModelSpec) -> frozenset[str]:
+    """The families whose kernels a step of this model runs."""
+    layers = (*model.layers, *model.draft_layers)
+    found = {"gemm", "elementwise"}
+    if any(isinstance(layer.mixer, Attention | MLA) for layer in layers):
+        found |= {"decode", "mixed"}
+    if any(isinstance(layer.mixer, Recurrent) for layer in layers):
+        found.add("recurrent")
+    return frozenset(found | ({"moe"} if model.is_moe else set()))
+
+
+def cost_rows(artifact: Artifact | None, used: Collection[str] = tuple(MODULES)) -> tuple[tuple[str, str, str], ...]:
+    """What a report says of the step prices of the families `used`: rows (what, value, source)."""
     if artifact is None:
         claim: Any = constants()["claim"]
         seen = ", ".join(f"{what} {claim[what]:.0%}" for what in ("gemm", "decode", "prefill", "moe"))
@@ -86,6 +101,8 @@ def cost_rows(artifact: Artifact | None, device: DeviceConf) -> tuple[tuple[str,
         return (("step prices", f"estimated; {error}", "analytic model, no measured kernels"),)
     rows = []
     for name, entry in artifact.card["families"].items():
+        if name not in used:
+            continue
         found = (entry.get("errors") or {}).get("shapes", {}).get("")
         known = "error on unseen shapes not known"
         value = f"learned, {known if found is None else f'{found["median"]:.1%} median error on unseen shapes'}"
@@ -94,7 +111,7 @@ def cost_rows(artifact: Artifact | None, device: DeviceConf) -> tuple[tuple[str,
         if entry.get("lent"):
             source += "; comes with Headway, for the artifact of predictor= has none"
         rows.append((f"{name} kernels", value, source))
-    missing = [name for name in MODULES if name not in artifact.families]
+    missing = [name for name in MODULES if name in used and name not in artifact.families]
     if missing:
         rows.append((f"{', '.join(missing)} kernels", "estimated", "not measured on this device: analytic model"))
     return tuple(rows)

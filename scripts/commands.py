@@ -57,7 +57,10 @@ CONFIGURE = (SERVE, ENGINE, CONFIG_DIR, CFG)
 
 @dataclass(frozen=True)
 class Command:
-    """One command; `module` has `run(arguments) -> Answer`. `keys`: groups whose keys its help lists."""
+    """One command; `module` has `run(arguments) -> Answer`. `keys`: groups whose keys its help lists.
+
+    `names`: `module:MAPPING`, whose keys are what NAME may be.
+    """
 
     name: str
     module: str
@@ -67,6 +70,7 @@ class Command:
     options: tuple[Option, ...] = ()
     keys: tuple[str, ...] = ()
     more: str = ""
+    names: str = ""
 
     @property
     def all_options(self) -> tuple[Option, ...]:
@@ -127,7 +131,7 @@ COMMANDS = {
             "scripts.collect",
             "DIR",
             "the results of a multirun in one table",
-            "headway collect multirun/2026-01-31/12-00-00",
+            "headway collect multirun/2026-01-31_12-00-00",
         ),
         Command(
             "validate",
@@ -177,6 +181,7 @@ COMMANDS = {
             "how fast the simulator itself is",
             "headway bench startup event-counted",
             (REPEAT,),
+            names="scripts.bench:BENCHMARKS",
         ),
     )
 }

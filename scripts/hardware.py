@@ -14,13 +14,14 @@ GIB = 1 << 30
 def run(arguments: Arguments) -> Answer:
     """A table of all devices, or every number of one (a name or the path of a YAML file) with its source."""
     from sim.hardware.read import list_devices, load_device
+    from sim.report.collect import natural
 
     if len(arguments.words) > 1:
         raise ValueError(f"headway hardware wants one name, got {' '.join(arguments.words)}.")
     if arguments.words:
         device = load_device(arguments.words[0])
         return Answer({"status": "ok", "device": dataclasses.asdict(device)}, in_full(device))
-    devices = {name: load_device(name) for name in list_devices()}
+    devices = {name: load_device(name) for name in sorted(list_devices(), key=natural)}
     head = ("name", "device", "bf16 TFLOP/s", "fp8", "memory GiB", "TB/s", "in-node GB/s", "USD/h")
     rows = [
         (

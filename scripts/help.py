@@ -1,6 +1,7 @@
 """The help texts. `keys.yaml` describes the keys of a configuration; defaults are read from the schema."""
 
 import dataclasses
+import importlib
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ def command_help(command: Command) -> str:
     for option in command.all_options:
         name = ", ".join(filter(None, (option.short, option.name))) + (f" {option.value}" if option.value else "")
         lines.append(f"  {name:<22} {option.text}")
+    if command.names:
+        module, _, mapping = command.names.partition(":")
+        names = "NAME: " + ", ".join(getattr(importlib.import_module(module), mapping))
+        lines += ["", *textwrap.wrap(names, 110, subsequent_indent="  ", break_on_hyphens=False)]
     if command.more:
         lines += ["", command.more]
     if command.keys:
@@ -46,19 +51,22 @@ def command_help(command: Command) -> str:
 
 
 def key_table(groups: tuple[str, ...]) -> list[str]:
-    """The keys of these groups ("" for those without one) with default and description."""
+    """The keys of these groups with default and description, the groups themselves first ("": all without a group)."""
     import yaml
 
     from conf.files import choices
+    from sim.report.collect import natural
 
     described: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("keys.yaml").read_text())
     lines = []
-    for group in groups:
+    for group in groups if "" in groups else ("", *groups):
         lines += ["", f"{group or 'general'}:"]
         if group in ("workload", "engine", "deployment"):
-            names = f"{group}=NAME, one of {', '.join(choices(group))}, or a file"
+            names = f"{group}=NAME, one of {', '.join(sorted(choices(group), key=natural))}, or a file"
             lines += textwrap.wrap(names, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
         for key, text in described[group or "general"].items():
+            if not group and "" not in groups and key not in groups:
+                continue
             shown = f"{group}.{key}" if group else key
             lines.append(f"  {shown:<36} {default_of(group, key):<14} {text}")
     return lines

@@ -11,9 +11,16 @@ if TYPE_CHECKING:
     from sim.model.spec import ModelSpec
 
 
+ACTIVE = (
+    "active: of models with experts, the parameters one token is multiplied with: those of the experts it goes to and\n"
+    "all others but the embedding table, which is looked up. KV bytes/token: of the whole model, without windows."
+)
+
+
 def run(arguments: Arguments) -> Answer:
     """A table of all models, or what is known of one (a name, a HuggingFace id, or the path of a config.json)."""
     from sim.model.read import catalogue, load_conf, load_model, model_from_conf
+    from sim.report.collect import natural
 
     if len(arguments.words) > 1:
         raise ValueError(f"headway models wants one name, got {' '.join(arguments.words)}.")
@@ -23,23 +30,27 @@ def run(arguments: Arguments) -> Answer:
         lines = [f"{key:<{width}}  {shown(value)}" for key, value in found.items()]
         return Answer({"status": "ok", "model": found}, "\n".join(lines))
     models = {}
-    for name, path in catalogue().items():
+    experts = set()
+    for name, path in sorted(catalogue().items(), key=lambda item: natural(item[0])):
         conf = load_conf(path)
-        models[name] = {"hf_id": conf.hf_id, **describe(model_from_conf(conf, path.parent))}
+        model = model_from_conf(conf, path.parent)
+        models[name] = {"hf_id": conf.hf_id, **describe(model)}
+        if model.is_moe:
+            experts.add(name)
     head = ("name", "HuggingFace id", "params", "active", "layers", "KV bytes/token", "max length")
     rows = [
         (
             name,
             str(model["hf_id"]),
             f"{model['params'] / 1e9:.2f} B",
-            f"{model['active_params'] / 1e9:.2f} B" if model["active_params"] != model["params"] else "",
+            f"{model['active_params'] / 1e9:.2f} B" if name in experts else "",
             str(model["layers"]),
             f"{model['kv_bytes_per_token']:,.0f}",
             f"{model['max_model_len']:,}",
         )
         for name, model in models.items()
     ]
-    return Answer({"status": "ok", "models": models}, table(head, rows, left=2))
+    return Answer({"status": "ok", "models": models}, f"{table(head, rows, left=2)}\n\n{ACTIVE}")
 
 
 def describe(model: "ModelSpec") -> dict[str, Any]:

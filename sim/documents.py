@@ -1,8 +1,10 @@
 """Files that people write, YAML and JSON: whatever is wrong with one comes out as a sentence with its name."""
 
+import difflib
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,16 @@ def user_path(text: str, key: str) -> Path:
     if full.startswith("~"):
         raise ValueError(f"{key}={text}: there is no user {text.split('/')[0]}, whose folder ~ would be.")
     return Path(full)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean X?)` as a clause: names that begin with the word, else the nearest; nothing if none is near."""
+    names, lower = list(known), word.lower()
+    close = [name for name in names if word and name.lower().startswith(lower)]
+    if not close:
+        by_lower = {name.lower(): name for name in names}
+        close = [by_lower[name] for name in difflib.get_close_matches(lower, by_lower, n=1)]
+    return f" (did you mean {' or '.join(close[:3])}?)" if close else ""
 
 
 def read_text(path: Path) -> str:

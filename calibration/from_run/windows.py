@@ -106,7 +106,11 @@ def windows_of(log: EngineLog, settings: EngineSettings, cache_tokens: int) -> W
         found = (
             "; ".join(f"{LEFT_OUT[name]}: {count}" for name, count in left_out.items()) or "no two lines of one engine"
         )
-        raise ValueError(f"{log.name}: {LEAST_WINDOWS} steady windows are wanted at least, got {len(use)} ({found}).")
+        raise ValueError(
+            f"{log.name}: {LEAST_WINDOWS} steady windows are wanted at least, got {len(use)} ({found}). Give a log of "
+            "more lines under a steady load: some minutes of a benchmark with a fixed number of clients "
+            "(vllm bench serve --max-concurrency N), statistics not switched off; several such loads tell more."
+        )
     shape = Shaper(settings, _lengths(log, running, context, prompts_per_s, reason))
     usual = float(np.median(change[use][mixed[use]])) if mixed[use].any() else 0.0
     for number, at in enumerate(use.tolist()):

@@ -101,7 +101,8 @@ def dataset_rule(given: Given, out: Translation) -> None:
         prefix = flags.get(f"{name}-prefix-len", 200 if sonnet else 0)
         prompt = flags.get(f"{name}-input-len", 550 if sonnet else 1024) - (prefix if sonnet else 0)
         out.set("workload", "random")
-        out.set("workload.name", name)
+        if name != "random":
+            out.set("workload.name", name)
         out.set("workload.lengths", "uniform" if flags.get("random-range-ratio") and not sonnet else "fixed")
         out.set("workload.input_tokens", prompt)
         out.set("workload.output_tokens", flags.get(f"{name}-output-len", 150 if sonnet else 128))

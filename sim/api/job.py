@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from conf.schema import SimulateConf
-from predictors.learned import artifact_for, cost_rows, learned_cost
+from predictors.learned import artifact_for, cost_rows, families_of, learned_cost
 from predictors.served import taught_plan
 from sim.cost.analytic import analytic_cost
 from sim.cost.experts.build import routed_experts
@@ -171,7 +171,8 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     predictor, plan = taught_plan(conf.predictor, compiled)
     artifact = artifact_for(device, predictor)
     cost = analytic_cost() if artifact is None else learned_cost(artifact, device, plan.engine.name)
-    job = Job(conf, plan, budget, workload, cost, cost_rows(artifact, device), artifact is None, plan is not compiled)
+    rows = cost_rows(artifact, families_of(model))
+    job = Job(conf, plan, budget, workload, cost, rows, artifact is None, plan is not compiled)
     running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
     return dataclasses.replace(job, plan=bounded(plan, running))
 

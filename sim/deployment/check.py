@@ -8,7 +8,7 @@ from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineConf, EngineProfile
 from sim.deployment.graphs import MODES
 from sim.deployment.placement import PLACEMENTS
-from sim.hardware.check import nearest
+from sim.documents import nearest
 from sim.hardware.node import Node
 from sim.hardware.spec import DeviceConf
 

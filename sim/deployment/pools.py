@@ -8,7 +8,7 @@ from sim.deployment.conf import DeploymentConf, PoolConf
 from sim.deployment.engine import EngineConf
 from sim.deployment.settings import engine_names, load_engine
 from sim.deployment.used import SHAPE, SIZES, check_used
-from sim.hardware.check import nearest
+from sim.documents import nearest
 from sim.hardware.kv_transfer import connectors
 from sim.hardware.read import load_device
 from sim.hardware.spec import DeviceConf

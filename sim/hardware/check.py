@@ -1,11 +1,11 @@
 """Checks one device's content and fills what a device file may leave out."""
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sim.documents import nearest
 from sim.hardware.collectives import family_names
 from sim.hardware.plausible import why_implausible
 from sim.hardware.spec import ATTENTION_KERNELS, DTYPES, LINK_KINDS, TOPOLOGIES, DeviceConf, LinkConf
@@ -63,16 +63,6 @@ def device_from(content: Mapping[str, Any], origin: str) -> DeviceConf:
     device = _completed(values, origin)
     _check(device, where)
     return device
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)` as a clause: names that begin with the word, else the nearest; nothing if none is near."""
-    names, lower = list(known), word.lower()
-    close = [name for name in names if word and name.lower().startswith(lower)]
-    if not close:
-        by_lower = {name.lower(): name for name in names}
-        close = [by_lower[name] for name in difflib.get_close_matches(lower, by_lower, n=1)]
-    return f" (did you mean {' or '.join(close[:3])}?)" if close else ""
 
 
 def _completed(values: dict[str, Any], origin: str) -> DeviceConf:

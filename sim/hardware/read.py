@@ -19,13 +19,15 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sim.documents import parse_yaml, user_path
-from sim.hardware.check import device_from, nearest
+from sim.documents import nearest, parse_yaml, user_path
+from sim.hardware.check import device_from
 from sim.hardware.spec import DeviceConf
 
 
 ENTRY_POINTS = "headway.devices"
 SUFFIXES = (".yaml", ".yml")
+OTHER_SUFFIXES = (".json", ".csv", ".txt", ".toml", ".jsonl", ".gz", ".parquet")
+"""Of files that are none of a device."""
 
 
 def list_devices() -> list[str]:
@@ -55,6 +57,8 @@ def load_device(name_or_path: str | Path) -> DeviceConf:
     if file is not None:
         return device_from(_content(file, name), origin=name)
     known = list_devices()
+    if "/" in text or Path(text).suffix in OTHER_SUFFIXES:
+        raise ValueError(f"hardware={text}: a device file is wanted, whose name ends in .yaml (docs/add-a-device.md).")
     raise ValueError(
         f"hardware={text} is not a known device{nearest(name, known)}; `headway hardware` lists the "
         f"{len(known)} names, and a path ending in .yaml reads your own file."

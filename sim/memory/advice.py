@@ -60,8 +60,8 @@ def advice(
     if ranks:
         found.append(f"it would need deployment.tensor_parallel={ranks}{_beyond(ranks, island)}")
     elif not found:
-        shorter = _shorter(model, device, engine, deployment, trial)
-        found += [shorter] if shorter else []
+        halved = _shorter(model, device, engine, deployment, trial)
+        found += [halved] if halved else []
     stages = "" if whole else _stages(model, device, engine, deployment, trial)
     found += [stages] if stages else []
     if not found:
@@ -81,7 +81,7 @@ def _shorter(
     model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf, trial: Trial
 ) -> str:
     """The fewest ranks that hold a length halved as often as needed; empty if none do."""
-    lengths = []
+    lengths: list[int] = []
     while engine.max_model_len >> (len(lengths) + 1) >= LEAST_LENGTH:
         lengths.append(engine.max_model_len >> (len(lengths) + 1))
     for ranks in model.tensor_parallel_sizes(MOST_RANKS):

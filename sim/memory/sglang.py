@@ -8,7 +8,7 @@ from sim.deployment.conf import DeploymentConf
 from sim.deployment.domains import domains_of
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
-from sim.memory.terms import Term, term, value_of
+from sim.memory.terms import Term, carried, term, value_of
 from sim.memory.vllm import non_torch_bytes
 from sim.model.spec import ModelSpec
 from sim.model.weights import weight_bytes
@@ -47,7 +47,7 @@ def sglang_terms(
             "before_loading",
             before * fraction,
             f"context and communication buffers ({before / GIB:.2f} GiB) are not free before loading, x fraction",
-            sources.get("memory.context", "engine profile"),
+            carried(sources.get("memory.context", "engine profile"), device.name),
             engine.profile.memory["non_torch_spread"],
         ),
         term("weights", weights, f"rank of {domains.ranks}", "model file, tensor by tensor", 0.002),

@@ -1,8 +1,13 @@
 """The parts of a memory sum and its result, as a person and a program read them."""
 
+import re
 from dataclasses import dataclass, field
 
 from sim.memory.groups import CacheLayout
+
+
+DEVICES = re.compile(r"\b(?:[ABHL]\d{2,3}S?|RTX (?:PRO |A)?\d{4})\b")
+"""How sources name the devices they were read on: H100, L40S, RTX 5090."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,14 @@ class Term:
 def term(name: str, value: float, formula: str, source: str, spread: float = 0.0, counted: bool = True) -> Term:
     """A term known to `+- spread` of its value."""
     return Term(name, value, value * (1 - spread), value * (1 + spread), formula, source, counted)
+
+
+def carried(source: str, device: str) -> str:
+    """A source that names devices, said to be carried over from them if `device` is none of them."""
+    named = set(DEVICES.findall(source))
+    if not named or any(name in device for name in named):
+        return source
+    return f"carried over from other devices: {source}"
 
 
 def value_of(terms: tuple[Term, ...], name: str) -> float:

@@ -4,7 +4,7 @@ from sim.deployment.conf import DeploymentConf
 from sim.deployment.domains import domains_of
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
-from sim.memory.terms import Term, term, value_of
+from sim.memory.terms import Term, carried, term, value_of
 from sim.memory.vllm import non_torch_bytes
 from sim.model.spec import ModelSpec
 from sim.model.weights import weight_bytes
@@ -37,7 +37,7 @@ def trtllm_terms(
             "runtime",
             runtime,
             "context, activations and workspaces, allocated before the cache",
-            sources.get("memory.runtime_bytes", "engine profile"),
+            carried(sources.get("memory.runtime_bytes", "engine profile"), device.name),
             constants["runtime_spread"],
         ),
         term(

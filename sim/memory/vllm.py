@@ -10,7 +10,7 @@ from sim.hardware.spec import DeviceConf
 from sim.memory.activation import peak_activation
 from sim.memory.exchange import buffer_bytes
 from sim.memory.runner import graphs_counted, memory_constants
-from sim.memory.terms import Term, term
+from sim.memory.terms import Term, carried, term
 from sim.model.attention import MLA
 from sim.model.spec import Layer, ModelSpec
 from sim.model.weights import weight_bytes
@@ -44,7 +44,7 @@ def vllm_terms(
             "peak_activation",
             peak.total_bytes,
             f"{engine.max_num_batched_tokens:,} tokens and {engine.max_num_seqs:,} sequences: {peak.formula}",
-            profile.sources.get(f"memory.{peak.constant}", known),
+            carried(profile.sources.get(f"memory.{peak.constant}", known), device.name),
             constants["activation_spread"],
         ),
         non_torch_term(model, device, engine, deployment),
@@ -52,7 +52,7 @@ def vllm_terms(
             "cuda_graphs",
             graphs,
             f"{len(engine.graph_sizes)} sizes over {len(layers)} layers, {engine.graph_mode}",
-            profile.sources.get("memory.graph", known),
+            carried(profile.sources.get("memory.graph", known), device.name),
             constants["graph_spread"],
             counted=graphs_counted(model, engine),
         ),
@@ -95,7 +95,7 @@ def non_torch_term(model: ModelSpec, device: DeviceConf, engine: EngineSettings,
         "non_torch",
         non_torch_bytes(model, device, engine, deployment),
         words,
-        source or f"{engine.name} {engine.profile.version} profile",
+        carried(source or f"{engine.name} {engine.profile.version} profile", device.name),
         engine.profile.memory.get("non_torch_spread", 0.25),
     )
 

@@ -65,7 +65,8 @@ def reader_name(values: Mapping[str, Any], readers: Mapping[str, Any], where: st
                 return known, [f"model_type {given!r} is not known: read as {known}, by its architecture"]
     near = get_close_matches(given, readers, 3, 0.4) if isinstance(given, str) else []
     hint = f"the nearest known are {', '.join(near)}" if near else f"known are {', '.join(sorted(readers))}"
-    raise ValueError(f"{where}: model_type {given!r} is not known; {hint} (set 'model_type' in the config).")
+    what = "the config has no model_type" if given is None else f"model_type {given!r} is not known"
+    raise ValueError(f"{where}: {what}; {hint} (set 'model_type' in the config).")
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:

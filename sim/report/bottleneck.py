@@ -255,7 +255,7 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
     return Verdict(
         "bandwidth-bound",
         f"Bandwidth-bound (decode): {shares.decode_only:.0%} of step time is decode-only "
-        f"with {rows:.0f} requests per step on average; "
+        f"with {rows:.0f} request{'' if f'{rows:.0f}' == '1' else 's'} per step on average; "
         f"weights take {reads:.0%} and attention {part.get('attention_s', 0.0):.0%} of it.",
         larger_batch(result, rows) if rows < 16 else fewer_bytes(result),
         evidence,

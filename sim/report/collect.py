@@ -104,10 +104,11 @@ def collect(folder: str | Path) -> list[dict[str, Any]]:
     found = {path for path in found if (path / SUMMARY).is_file() or not any(path in other.parents for other in found)}
     if not found:
         raise ValueError(f"collect wants a folder with runs in it ({SUMMARY} in each), found none in {root}")
-    return [_row(path, root) for path in sorted(found, key=lambda path: _natural(path.relative_to(root).as_posix()))]
+    return [_row(path, root) for path in sorted(found, key=lambda path: natural(path.relative_to(root).as_posix()))]
 
 
-def _natural(text: str) -> list[tuple[bool, int, str]]:
+def natural(text: str) -> list[tuple[bool, int, str]]:
+    """Orders names as people do: numbers by their value, `llama-7b` before `llama-13b`."""
     parts = re.split(r"(\d+)", text)
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts if part]
 

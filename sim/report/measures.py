@@ -70,7 +70,7 @@ def load_key(result: SimulationResult) -> str:
     count, most = workload.get("num_requests"), workload.get("concurrency")
     arrival, clients = workload.get("arrival"), most is not None and (count is None or count > most)
     if arrival == "trace":
-        return "workload.time_scale, lower" + (", or workload.concurrency" if clients else "")
+        return "workload.time_scale (lower it)" + (" or workload.concurrency" if clients else "")
     if arrival in ("closed_loop", "all_at_once") or math.isinf(workload.get("rate") or 0.0):
         return "workload.concurrency (--max-concurrency)" if clients else "workload.num_requests (--num-prompts)"
     return "workload.rate (--request-rate)" + (" or workload.concurrency" if clients else "")

@@ -2,6 +2,7 @@
 
 import math
 
+from sim.documents import nearest
 from sim.workload.arrival import arrival_process
 from sim.workload.conf import WorkloadConf
 from sim.workload.length import names as length_names
@@ -43,12 +44,14 @@ def check_conf(conf: WorkloadConf) -> None:
     """Raise `ValueError`, one sentence with the key, for a value out of range or a combination that can't be."""
     _check_numbers(conf)
     if conf.over_limit not in ("drop", "truncate", "error"):
-        raise ValueError(f"workload.over_limit wants drop, truncate or error, got {conf.over_limit!r}")
+        near = nearest(conf.over_limit, ("drop", "truncate", "error"))
+        raise ValueError(f"workload.over_limit wants drop, truncate or error, got {conf.over_limit!r}{near}")
     if conf.arrival != "trace":
         arrival_process(conf.arrival)
     known = [*length_names(), "trace"]
     if conf.lengths not in known:
-        raise ValueError(f"workload.lengths wants one of {', '.join(known)}, got {conf.lengths!r}")
+        near = nearest(conf.lengths, known)
+        raise ValueError(f"workload.lengths wants one of {', '.join(known)}, got {conf.lengths!r}{near}")
     _check_combinations(conf)
 
 

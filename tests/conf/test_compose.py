@@ -56,7 +56,10 @@ MISTAKES = {
     # a misspelt choice
     "hardware=h100": "did you mean h100-sxm, h100-pcie or h800",
     "model=lama-3.1-8b": "model=lama-3.1-8b is not one of the .* did you mean llama-3.1-8b",
-    "engine=vllm-0.19": "did you mean vllm-0.19.0",
+    "engine=vlm-0.19": "did you mean vllm-0.19.0",
+    "model=lama3": "did you mean llama-3-8b, llama-3.1-8b or llama-3.2-1b",
+    "model=llama3-8b": "did you mean llama-3-8b, llama-3.1-8b",
+    "hardware=chip.csv": "hardware=chip.csv: there is no file",
     "deployment=tp3": "known are dp2ep2, dp8ep8, ep8, pd-1p1d",
     # a value of the wrong type
     "workload.rate=fast": "workload.rate wants a number, got 'fast'.",
@@ -68,7 +71,9 @@ MISTAKES = {
     "~workload.rate": "workload.rate cannot be removed",
     "model.config.hidden_sise=3": r"write \+model.config.hidden_sise=VALUE to add it",
     # what cannot be read
-    "workload.rate": "'workload.rate' is no KEY=VALUE",
+    "workload.rate": "'workload.rate' is no KEY=VALUE: write workload.rate=VALUE",
+    "model": "'model' is no KEY=VALUE: write model=NAME",
+    "rate": "'rate' is no KEY=VALUE: write workload.rate=10",
     "=3": "'=3' is no KEY=VALUE",
     "--rate": "'--rate' is no KEY=VALUE",
     "workload.rate=[1": r"cannot read 'workload.rate=\[1'",
@@ -92,7 +97,10 @@ MISTAKES = {
     "workload.name={a:1}": "workload.name wants text, got",
     # a predictor that is none, whether or not anything is priced
     "predictor=nonsense": "predictor must be auto, kernels, analytic or a folder .* got nonsense",
-    "predictor=nowhere.json": "predictor must be auto, .* or .json file .* got nowhere.json",
+    "predictor=nowhere.json": "predictor must be auto, .* or .json file .* got nowhere.json, and there is no such file",
+    "predictor=nowhere/mine": "got nowhere/mine, and there is no such folder",
+    "predictor=kernal": r"got kernal \(did you mean kernels\?\)",
+    "predictor=.": "got ., a folder without the card.json that it writes",
     # a key that the workload chosen does not read
     "workload.input_tokens=64": "workload.input_tokens does nothing here: it wants workload.lengths=.*, got profile",
     "++workload.zipf_exponent=2": "workload.zipf_exponent does nothing here",
@@ -259,8 +267,8 @@ def test_a_folder_that_is_called_like_a_file(tmp_path, group):
 
 def test_names_made_for_files_are_not_offered(tmp_path):
     (tmp_path / "mine.yaml").write_text("name: mine\n")
-    with pytest.raises(ValueError, match="engine=vllm-0.19 is not one of") as caught:
-        compose([f"deployment={tmp_path / 'mine.yaml'}", "engine=vllm-0.19"])
+    with pytest.raises(ValueError, match="engine=vlm-0.19 is not one of") as caught:
+        compose([f"deployment={tmp_path / 'mine.yaml'}", "engine=vlm-0.19"])
     with pytest.raises(ValueError, match="deployment=nope is not one of") as caught:
         compose([f"deployment={tmp_path / 'mine.yaml'}", "deployment=nope"])
     assert "mine-" not in str(caught.value)

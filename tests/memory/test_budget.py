@@ -383,3 +383,12 @@ def test_auto_length_is_the_longest_that_fits():
     assert large.fits and 0 < large.max_model_len < 131072
     longer = replace(engine, max_model_len=large.max_model_len + large.block_size)
     assert not describe(model, H100, longer, DeploymentConf()).fits
+
+
+def test_constants_of_another_device_are_said_to_be_carried_over():
+    rows = {row.name: row.source for row in budget().terms}
+    others = {row.name: row.source for row in budget(device=replace(H100, name="Acme One")).terms}
+    assert "H100" in rows["non_torch"] and not any("carried over" in source for source in rows.values())
+    for name in ("peak_activation", "non_torch", "cuda_graphs"):
+        assert others[name] == f"carried over from other devices: {rows[name]}"
+    assert others["weights"] == rows["weights"]

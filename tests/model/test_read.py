@@ -63,7 +63,7 @@ def without(key, **changes):
         (LLAMA | {"rope_scaling": {"type": "yarn", "factor": math.nan}}, r"'factor' must be a finite number above 0"),
         (LLAMA | {"rope_scaling": "yarn"}, r"'rope_parameters' must be a mapping|'rope_scaling' must be a mapping"),
         (LLAMA | {"model_type": "lama"}, r"model_type 'lama' is not known; the nearest known are .*llama"),
-        (without("model_type"), r"model_type None is not known; known are .*llama, "),
+        (without("model_type"), r"the config has no model_type; known are .*llama, "),
         ([], r"must be a mapping of keys, got list"),
     ],
 )

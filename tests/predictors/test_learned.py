@@ -5,11 +5,12 @@ import pytest
 
 from predictors import gemm, learned, recurrent
 from predictors.family import Fitted
-from predictors.learned import artifact_for, cost_rows, learned_cost, shipped_for
+from predictors.learned import artifact_for, cost_rows, families_of, learned_cost, shipped_for
 from predictors.recurrent import ROLES, START, RecurrentKernel
 from predictors.store import load, save
 from sim.cost.analytic import analytic_cost
 from sim.hardware.read import load_device
+from sim.model.read import load_model
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_families_that_an_own_artifact_lacks_come_from_the_shipped_one(folder, p
     found = artifact_for(h100, str(products_alone))
     assert (found.name, list(found.families)) == ("mine", ["gemm", "recurrent"])
     assert found.families["recurrent"] is artifact_for(h100).families["recurrent"]
-    rows = cost_rows(found, h100)
+    rows = cost_rows(found)
     assert rows[0][:2] == ("gemm kernels", "learned, error on unseen shapes not known")
     assert rows[1][2] == "a table, fitted 2026-11-30; comes with Headway, for the artifact of predictor= has none"
     assert rows[2][0] == "decode, mixed, moe, elementwise kernels" and rows[2][1] == "estimated"
@@ -105,8 +106,25 @@ def test_a_lent_family_is_checked_as_ever(folder, products_alone, h100, monkeypa
 
 
 def test_a_report_says_what_is_learned_and_what_is_not(folder, h100):
-    rows = cost_rows(load(folder), h100)
+    rows = cost_rows(load(folder))
     assert rows[0] == ("recurrent kernels", "learned, 3.2% median error on unseen shapes", "a table, fitted 2026-11-30")
     assert rows[1][1] == "estimated" and "gemm" in rows[1][0] and "recurrent" not in rows[1][0]
-    (only,) = cost_rows(None, h100)
+    (only,) = cost_rows(None)
     assert only[0] == "step prices" and "analytic model" in only[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("llama-3.1-8b", {"decode", "mixed"}),
+        ("qwen3-30b-a3b", {"decode", "mixed", "moe"}),
+        ("mamba2-2.7b", {"recurrent"}),
+        ("jamba-v0.1", {"decode", "mixed", "recurrent", "moe"}),
+    ],
+)
+def test_a_report_tells_of_the_kernels_that_the_model_runs(name, others):
+    assert families_of(load_model(name)) == {"gemm", "elementwise"} | others
+
+
+def test_kernels_that_the_model_does_not_run_are_left_out(folder):
+    assert [row[0] for row in cost_rows(load(folder), {"gemm", "elementwise"})] == ["gemm, elementwise kernels"]

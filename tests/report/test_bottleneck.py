@@ -225,7 +225,7 @@ def test_fewer_bytes_only_where_there_are_more(toy):
             {"arrival": "closed_loop", "rate": 10.0, "concurrency": 8, "num_requests": 8},
             "workload.num_requests (--num-prompts)",
         ),
-        ({"arrival": "trace", "rate": 10.0, "concurrency": None}, "workload.time_scale, lower"),
+        ({"arrival": "trace", "rate": 10.0, "concurrency": None}, "workload.time_scale (lower it)"),
     ],
 )
 def test_more_load_is_asked_of_the_key_that_brings_it(toy, workload, key):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from scripts.bench import BENCHMARKS
 from scripts.cli import failure
 from scripts.commands import COMMANDS
 
@@ -81,6 +82,7 @@ def test_help_and_the_catalogues_need_no_jax():
         (("hardware", ""), "hardware= is not a known device"),
         (("collect", ""), "headway: collect wants a name or a path, got ''."),
         (("validate", "run="), "run wants a name or a path, got ''."),
+        (("hardware", "chip.csv"), "hardware=chip.csv: a device file is wanted, whose name ends in .yaml"),
         (("models", "a", "b"), "headway: models wants one name, got a b."),
         (("collect",), "headway: collect wants one folder, got 0."),
         (("collect", "nowhere"), "nowhere"),
@@ -328,3 +330,22 @@ def test_outputs_that_are_cut_are_said(headway, tmp_path, extra):
     fields = json.loads((next((tmp_path / "run").rglob("summary.json"))).read_text())
     assert (fields["cut_requests"], fields["cut_tokens"]) == (3, 3 * (1024 + 128 - 1100))
     assert any("answers 400" in row["source"] for row in fields["assumptions"])
+
+
+def test_help_lists_what_a_command_takes(headway):
+    """The benchmarks by name; of a command without a workload the groups that it has, and no other key."""
+    assert all(name in " ".join(headway("bench", "--help").out.split()) for name in BENCHMARKS)
+    for name in ("memory", "plan"):
+        lines = headway(name, "--help").out.split("\ngeneral:\n")[1].split("\n\n")[0].splitlines()
+        assert [line.split()[0] for line in lines] == ["model", "hardware", "engine", "deployment"]
+    assert "\n  seed " in headway("simulate", "--help").out
+
+
+def test_catalogues_are_in_natural_order(headway):
+    names = list(headway("models", "--json").json()["models"])
+    for first, second in (("gemma-2-9b", "gemma-2-27b"), ("deepseek-v3", "deepseek-v3.2"), ("gpt3-7b", "gpt3-13b")):
+        assert names.index(first) < names.index(second)
+    text = headway("models").out
+    assert "active: of models with experts" in text
+    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert rows["llama-3.1-8b"].count(" B ") == 1 and rows["mixtral-8x7b"].count(" B ") == 2

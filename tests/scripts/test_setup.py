@@ -125,3 +125,11 @@ def test_an_environment_of_the_same_stamp_is_left_alone(tmp_path):
 def test_scripts_are_plain_posix_shell(script):
     done = subprocess.run(["sh", "-n", str(ROOT / "scripts" / script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_test_script_explains_itself():
+    for flag in ("--help", "-h"):
+        told = subprocess.run(
+            ["/bin/sh", ROOT / "scripts" / "test.sh", flag], capture_output=True, text=True, check=True
+        )
+        assert told.stdout.startswith("usage: sh scripts/test.sh") and "== format" not in told.stdout

@@ -162,7 +162,6 @@ def test_a_command_as_it_stands_in_a_script(command):
 
 RANDOM = {
     "workload": "random",
-    "workload.name": "random",
     "workload.lengths": "fixed",
     "workload.input_tokens": "1024",
     "workload.output_tokens": "128",

@@ -266,7 +266,10 @@ def test_alpaca_says_that_its_shape_is_assumed():
         (dict(prefix_tokens=-1), "workload.prefix_tokens wants an integer >= 0"),
         (dict(max_total_tokens=1), "workload.max_total_tokens wants an integer >= 2"),
         (dict(over_limit="clip"), "workload.over_limit wants drop, truncate or error, got 'clip'"),
-        (dict(arrival="poison"), "workload.arrival wants one of all_at_once, .*poisson.*, trace, got 'poison'"),
+        (
+            dict(arrival="poison"),
+            "workload.arrival wants one of all_at_once, .*poisson.*, trace, got 'poison' .did you mean poisson",
+        ),
         (dict(lengths="gauss"), "workload.lengths wants one of .*lognormal.*, trace, got 'gauss'"),
         (dict(lengths="empirical"), "workload.lengths=empirical wants workload.lengths_path"),
         (dict(arrival="closed_loop"), "workload.arrival=closed_loop wants workload.concurrency"),

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Float
 
+from sim.documents import nearest
 from sim.workload.conf import WorkloadConf
 
 
@@ -29,6 +30,7 @@ def names() -> list[str]:
 def arrival_process(name: str) -> ArrivalProcess:
     """The process called `name`; `ValueError` with the known names otherwise."""
     if name not in names():
-        raise ValueError(f"workload.arrival wants one of {', '.join([*names(), 'trace'])}, got {name!r}")
+        known = [*names(), "trace"]
+        raise ValueError(f"workload.arrival wants one of {', '.join(known)}, got {name!r}{nearest(name, known)}")
     process: ArrivalProcess = import_module(f"{__name__}.{name}").times_s
     return process

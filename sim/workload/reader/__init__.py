@@ -4,7 +4,7 @@ import pkgutil
 from importlib import import_module
 from typing import Protocol, cast
 
-from sim.documents import user_path
+from sim.documents import nearest, user_path
 from sim.workload.conf import WorkloadConf
 from sim.workload.source import Head, Source, Trace, head_of, load
 
@@ -29,7 +29,8 @@ def names() -> list[str]:
 def reader(name: str) -> Reader:
     """The reader called `name`; `ValueError` with the known names otherwise."""
     if name not in names():
-        raise ValueError(f"workload.format wants one of {', '.join(['auto', *names()])}, got {name!r}")
+        known = ["auto", *names()]
+        raise ValueError(f"workload.format wants one of {', '.join(known)}, got {name!r}{nearest(name, known)}")
     return cast(Reader, import_module(f"{__name__}.{name}"))
 
 
@@ -58,7 +59,8 @@ def _detect(source: Source) -> str:
         if found
         else f"one with {'the keys' if head.json else 'the columns'} {columns}"
     )
+    csv = "the columns arrival_s, input_tokens, output_tokens in its first line make a csv of the format plain"
+    advice = "workload.format=NAME would name it" if found or head.json else f"{csv} (docs/cli.md has all)"
     raise ValueError(
-        f"{source.path}: wanted a file of one known trace format ({', '.join(names())}), got {got:.300}; "
-        "workload.format=NAME would name it"
+        f"{source.path}: wanted a file of one known trace format ({', '.join(names())}), got {got:.300}; {advice}"
     )
