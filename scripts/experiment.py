@@ -5,7 +5,7 @@
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import resources
 from typing import Any
@@ -26,12 +26,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A file of conf/experiment: `study` is the module that runs it."""
+    """A file of conf/experiment: `study` is the module that runs it, `settings` are its own."""
 
     name: str
     title: str
     study: str
     cases: tuple[Case, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run(arguments: Arguments) -> Answer:
@@ -69,4 +70,5 @@ def read_experiment(name: str) -> Experiment:
         Case(str(case["name"]), (*shared, *map(str, case["overrides"])), dict(case.get("published", {})))
         for case in content["cases"]
     ]
-    return Experiment(name, str(content["title"]), str(content["study"]), tuple(cases))
+    settings = mapping(content.get("settings", {}), name)
+    return Experiment(name, str(content["title"]), str(content["study"]), tuple(cases), settings)

@@ -23,9 +23,10 @@ def test_the_naive_budget_by_hand():
 
 
 def test_what_there_is(headway):
-    assert experiment_names() == ["naive-kv-budget"]
+    known = ["llama-70b-256-h800", "naive-kv-budget", "qwen-235b-h800-h20"]
+    assert experiment_names() == known
     found = headway("experiment", "--json").json()
-    assert found["experiments"] == {"naive-kv-budget": read_experiment("naive-kv-budget").title}
+    assert found["experiments"] == {name: read_experiment(name).title for name in known}
     assert "naive-kv-budget" in headway("experiment").out
 
 
