@@ -44,7 +44,7 @@ def describe_plan(conf: SimulateConf) -> Described:
                 spec.name,
                 plan.device,
                 spec.deployment.replicas * spec.deployment.data_parallel,
-                plan.gpus // _ranks(spec),
+                spec.deployment.tensor_parallel * spec.deployment.pipeline_parallel,
             )
             for spec, (plan, _) in zip(specs, compiled, strict=True)
         ],

@@ -10,16 +10,13 @@ import numpy as np
 from conf.schema import SimulateConf
 from sim.api.job import Infeasible, Job, bounds_ms, build
 from sim.api.outcome import assemble, timing
-from sim.cost.lockstep import LockstepPrices
-from sim.cost.stages import StagePrices
-from sim.cost.table import PriceTable
 from sim.deployment.pools import PoolSpec, pools_of
 from sim.deployment.topology import Topology, lay_out
 from sim.event.asked import KVSide, check_asked, check_kv
 from sim.event.cluster import OnProgress
 from sim.event.elastic import elastic_of, elastic_rows
 from sim.event.handover import HandOverCosts
-from sim.event.pool import EnginePool
+from sim.event.pool import EnginePool, Prices
 from sim.event.run import ExactRun, Routing, run_fleet
 from sim.hardware.kv_transfer import connector_of, transfer_facts
 from sim.report.result import PoolResult, RequestTable, SimulationResult, StepTable
@@ -138,9 +135,9 @@ def _costs(conf: SimulateConf, pools: Sequence[PoolJob]) -> tuple[HandOverCosts,
     return costs, value["efficiency"]
 
 
-def _prices(fleet: Fleet) -> list[PriceTable | StagePrices | LockstepPrices]:
+def _prices(fleet: Fleet) -> list[Prices]:
     """The prices of each pool; pools of equal plans share them."""
-    made: dict[bytes, PriceTable | StagePrices | LockstepPrices] = {}
+    made: dict[bytes, Prices] = {}
     found = []
     for pool in fleet.pools:
         key = pool.job.price_key()
@@ -299,6 +296,7 @@ def _whole(fleet: Fleet, exact: ExactRun, pools: list[PoolResult]) -> Simulation
         transfers=exact.transfers,
         links=exact.links,
         retries=exact.retries,
+        attention_ffn=None,
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,17 +12,20 @@ from conf.schema import SimulateConf
 from predictors.learned import artifact_for, cost_rows, families_of, learned_cost
 from predictors.served import taught_plan
 from sim.cost.analytic import analytic_cost
+from sim.cost.attention_ffn import attention_ffn_prices
 from sim.cost.experts.build import routed_experts
 from sim.cost.experts.times import RoutedExperts
-from sim.cost.lockstep import LockstepPrices, lockstep_prices
+from sim.cost.lockstep import lockstep_prices
 from sim.cost.model import CostModel
-from sim.cost.stages import StagePrices, stage_prices
+from sim.cost.stages import stage_prices
 from sim.cost.table import PriceTable, price_table
 from sim.deployment.compile import bounded, compile_plan
 from sim.deployment.plan import Plan
 from sim.deployment.pools import pools_of
 from sim.event.asked import check_asked
+from sim.event.pool import Prices
 from sim.hardware.check import device_from
+from sim.hardware.spec import DeviceConf
 from sim.memory.budget import memory_budget
 from sim.memory.cache import cache_shape
 from sim.memory.describe import with_fitting_length
@@ -50,6 +54,7 @@ class Job:
     budget: MemoryBudget
     workload: Workload
     cost: CostModel
+    ffn_cost: CostModel
     cost_rows: tuple[tuple[str, str, str], ...] = ()
     estimated: bool = True
     taught: bool = False
@@ -75,9 +80,11 @@ class Job:
         """The plan's prices for every padded token count and row count of these settings (of its first stage)."""
         return price_table(self.cost, self.plan.arrays, *self._most(), self.routed[0])
 
-    def prices(self) -> PriceTable | StagePrices | LockstepPrices:
-        """The plan's prices: one table, one per pipeline stage, or those of data-parallel ranks in lockstep."""
+    def prices(self) -> Prices:
+        """The plan's prices: one table, one per pipeline stage, or those of data-parallel ranks that run together."""
         plan, routed = self.plan, self.routed
+        if plan.ffn is not None:
+            return attention_ffn_prices(self.cost, self.ffn_cost, plan.arrays, plan.ffn, *self._most())
         if plan.shared is not None:
             ranks = plan.domains.dp_attn
             return lockstep_prices(self.cost, plan.arrays, plan.shared, ranks, *self._most(), plan.exchange, routed[0])
@@ -133,13 +140,17 @@ class Job:
             scheduler=self.conf.engine.scheduler,
             groups=self.groups,
             data_parallel=self.conf.deployment.data_parallel,
+            ffn_devices=self.conf.deployment.ffn.devices,
         )
 
     def price_key(self) -> bytes:
         """Equal for jobs whose prices are equal."""
         plan = self.plan
-        shape = repr((self._most(), plan.domains, plan.exchange.decides, len(plan.stages))).encode()
-        parts = (self.cost, plan.stages, plan.shared, plan.exchange, plan.hand_over, plan.tokens_back)
+        ffn = plan.ffn
+        of_ffn = None if ffn is None else (ffn.layers, ffn.instances, ffn.micro_batches)
+        shape = repr((self._most(), plan.domains, plan.exchange.decides, len(plan.stages), of_ffn)).encode()
+        parts: tuple[Any, ...] = (plan.stages, plan.shared, plan.exchange, plan.hand_over, plan.tokens_back)
+        parts = (self.cost, *parts) if ffn is None else (self.cost, self.ffn_cost, *parts, *ffn.priced)
         if self.conf.experts.law != EVEN:
             shape += repr((self.conf.experts, self.conf.seed, plan.deployment.expert_placement)).encode()
         return shape + b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(parts))
@@ -169,10 +180,13 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     _check_experts(conf, plan)
     compiled = plan
     predictor, plan = taught_plan(conf.predictor, compiled)
-    artifact = artifact_for(device, predictor)
-    cost = analytic_cost() if artifact is None else learned_cost(artifact, device, plan.engine.name)
-    rows = cost_rows(artifact, families_of(model))
-    job = Job(conf, plan, budget, workload, cost, rows, artifact is None, plan is not compiled)
+    cost, rows, estimated = _cost(plan, device, predictor)
+    ffn_cost, ffn_rows, ffn_estimated = cost, rows, estimated
+    if plan.ffn is not None and plan.ffn.device.name != device.name:
+        ffn_cost, ffn_rows, ffn_estimated = _cost(plan, plan.ffn.device, predictor)
+        rows += tuple((f"{what} of {plan.ffn.device.name}", value, source) for what, value, source in ffn_rows)
+    both = estimated and ffn_estimated
+    job = Job(conf, plan, budget, workload, cost, ffn_cost, rows, both, plan is not compiled)
     running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
     return dataclasses.replace(job, plan=bounded(plan, running))
 
@@ -180,6 +194,11 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
 def _check_experts(conf: SimulateConf, plan: Plan) -> None:
     """Raise `ValueError` where a law of popularity, or a placement by it, can do nothing, or does not fit the model."""
     law = conf.experts.law
+    if law != EVEN and plan.ffn is not None:
+        raise ValueError(
+            f"experts.law={law} is not simulated on FFN devices, whose experts are alike: leave it out, or leave out "
+            "deployment.ffn."
+        )
     if law != EVEN and not plan.model.is_moe:
         raise ValueError(f"experts.law={law} is set, but {plan.model.name} has no experts; leave it out.")
     if law == EVEN and conf.deployment.expert_placement != "linear":
@@ -192,6 +211,13 @@ def _check_experts(conf: SimulateConf, plan: Plan) -> None:
         layers = sum(int(np.sum(part.moe.count)) for part in parts)
         experts = max(int(np.max(part.moe.experts * (part.moe.count > 0))) for part in parts)
         popularity(conf.experts, layers, experts - plan.domains.redundant, conf.seed)
+
+
+def _cost(plan: Plan, device: DeviceConf, predictor: str) -> tuple[CostModel, tuple[tuple[str, str, str], ...], bool]:
+    """What prices a device's kernels, rows that say so, and whether nothing of it was measured."""
+    artifact = artifact_for(device, predictor)
+    cost = analytic_cost() if artifact is None else learned_cost(artifact, device, plan.engine.name)
+    return cost, cost_rows(artifact, families_of(plan.model)), artifact is None
 
 
 def bounds_ms(conf: SimulateConf) -> dict[str, float]:

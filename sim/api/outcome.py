@@ -6,7 +6,9 @@ import time
 
 import numpy as np
 
+from sim.api.attention_ffn import attention_ffn_use, sent_bytes
 from sim.api.job import Job, bounds_ms
+from sim.cost.attention_ffn_steps import SideTimes, attention_ffn_steps
 from sim.cost.experts.draw import step_draws
 from sim.cost.experts.prices import SUMS
 from sim.cost.experts.waits import rank_waits
@@ -45,8 +47,11 @@ def assemble(
     The step prices the engine used are compared with the cost model's own, to 1 ns.
     """
     stages = found.stages if isinstance(found, ExactRun) else None
-    components, agree = _components(job, steps, stages)
+    components, agree, sides = _components(job, steps, stages)
     checks = checks | {"step prices equal the cost model's (1 ns)": agree}
+    used = None if sides is None else attention_ffn_use(job.plan, sides)
+    if used is not None:
+        checks |= {"activations sent = activations received": used.there_bytes == sent_bytes(job.plan, steps)}
     plan, conf = job.plan, job.conf
     settings = {
         field.name: getattr(plan.engine, field.name)
@@ -62,12 +67,12 @@ def assemble(
         claim=_claim(job, components),
         engine=engine,
         model=plan.model.name,
-        device=plan.device.name,
+        device=" + ".join(device.name for device in (plan.device, *_ffn_devices(job))),
         engine_label=_engine_label(job),
         gpus=plan.gpus,
         num_gpu_blocks=job.pool_blocks,
         block_size=plan.engine.block_size,
-        usd_per_gpu_hour=plan.device.usd_per_hour,
+        usd_per_gpu_hour=plan.usd_per_gpu_hour,
         memory=memory_report(job.budget),
         workload=job.workload,
         seed=conf.seed,
@@ -76,6 +81,7 @@ def assemble(
             *plan.assumptions,
             *_expert_rows(job),
             *_price_rows(plan.device),
+            *(row for device in _ffn_devices(job) for row in _price_rows(device, f" of {device.name}")),
             *_workload_rows(job),
             *elastic_rows(conf.deployment),
         ],
@@ -95,7 +101,14 @@ def assemble(
         taught=job.taught,
         retries=found.retries if isinstance(found, ExactRun) else {},
         experts=_expert_table(job, steps),
+        attention_ffn=used,
     )
+
+
+def _ffn_devices(job: Job) -> list[DeviceConf]:
+    """The kind of device of the feed-forward parts, where it is another than that of the ranks."""
+    ffn = job.plan.ffn
+    return [] if ffn is None or ffn.device.name == job.plan.device.name else [ffn.device]
 
 
 def _engine_label(job: Job) -> str:
@@ -104,15 +117,24 @@ def _engine_label(job: Job) -> str:
     return f"{engine.name} {engine.version}" + (f", scheduler {scheduler}" if scheduler != engine.name else "")
 
 
-def _components(job: Job, steps: StepTable, stages: StageTable | None) -> tuple[dict[str, np.ndarray], bool]:
-    """Seconds of each step by component, all stages together, and whether the engine used the same prices."""
+def _components(
+    job: Job, steps: StepTable, stages: StageTable | None
+) -> tuple[dict[str, np.ndarray], bool, SideTimes | None]:
+    """Seconds of each step by component, all stages together, whether the engine used the same prices, and the sides.
+
+    The sides are those of a plan with FFN devices.
+    """
     first = steps if stages is None else stages
     plan = job.plan
-    if plan.shared is not None:
+    sides = None
+    if plan.shared is not None or plan.ffn is not None:
         step = _shared_steps(plan, steps)
-        found = lockstep_steps(job.cost, plan.arrays, plan.shared, steps, step, plan.exchange, job.routed[0])
+        if plan.ffn is not None:
+            found, sides = attention_ffn_steps(job.cost, job.ffn_cost, plan.arrays, plan.ffn, steps, step)
+        elif plan.shared is not None:
+            found = lockstep_steps(job.cost, plan.arrays, plan.shared, steps, step, plan.exchange, job.routed[0])
         used_s = 1e-9 * (steps.end_ns - steps.start_ns)
-        return found, bool((abs(used_s - found["total_s"]) <= 1.001e-9).all())
+        return found, bool((abs(used_s - found["total_s"]) <= 1.001e-9).all()), sides
     totals: dict[str, np.ndarray] = {}
     agree = True
     for stage, arrays in enumerate(job.plan.stages):
@@ -126,7 +148,7 @@ def _components(job: Job, steps: StepTable, stages: StageTable | None) -> tuple[
         found["error_s"] = found.pop("rel_error") * found["total_s"]
         found["outside_s"] = found.pop("outside_share") * found["total_s"]
         totals = {name: totals.get(name, 0.0) + value for name, value in found.items()}
-    return totals, agree
+    return totals, agree, sides
 
 
 def _claim(job: Job, components: dict[str, np.ndarray]) -> Claim:
@@ -139,11 +161,11 @@ def _claim(job: Job, components: dict[str, np.ndarray]) -> Claim:
     )
 
 
-def _price_rows(device: DeviceConf) -> list[tuple[str, str, str]]:
+def _price_rows(device: DeviceConf, of: str = "") -> list[tuple[str, str, str]]:
     if not device.usd_per_hour:
-        return [("price", "none: usd_per_hour of the device is 0", "device file")]
+        return [(f"price{of}", "none: usd_per_hour of the device is 0", "device file")]
     price = f"{device.usd_per_hour:.2f} USD per GPU-hour"
-    return [("price", price, device.sources.get("usd_per_hour", "device file, no source given"))]
+    return [(f"price{of}", price, device.sources.get("usd_per_hour", "device file, no source given"))]
 
 
 def _expert_table(job: Job, steps: StepTable) -> ExpertTable | None:
@@ -163,7 +185,7 @@ def _expert_table(job: Job, steps: StepTable) -> ExpertTable | None:
 
 def _shared_steps(plan: Plan, steps: StepTable) -> np.ndarray:
     """A number for each step that several data-parallel ranks run together: those that start at the same time."""
-    replica = np.asarray(steps.replica) // plan.domains.dp_attn
+    replica = np.asarray(steps.replica) // plan.deployment.data_parallel
     _, step = np.unique(np.stack([replica, steps.start_ns]), axis=1, return_inverse=True)
     return step
 

@@ -69,23 +69,27 @@ def _routing(experts: RoutedExperts, plan: PlanArrays, columns: np.ndarray) -> R
     return RoutingPrices(experts, by_name["moe_s"].tolist(), device_s.tolist(), launch_s.tolist())
 
 
-def length_terms(cost: CostModel, plan: PlanArrays) -> LengthTerms:
-    """The constants of the closed form alone."""
-    cost, terms = _prepared(cost, plan)
+def length_terms(cost: CostModel, plan: PlanArrays, alike: Sequence[PlanArrays] = ()) -> LengthTerms:
+    """The constants of the closed form alone; `alike` as in `price_steps`."""
+    cost, terms = _prepared(cost, plan, alike)
     return cost.lengths(terms)
 
 
-def price_steps(cost: CostModel, plan: PlanArrays, columns: Any) -> dict[str, np.ndarray]:
+def price_steps(
+    cost: CostModel, plan: PlanArrays, columns: Any, alike: Sequence[PlanArrays] = ()
+) -> dict[str, np.ndarray]:
     """What many steps of one plan cost, in float64: seconds by component, and the rest of `COLUMNS`, by name.
 
-    `columns`: anything whose items or attributes are named as the fields of `BatchStats`, each `[step]`.
+    `columns`: anything whose items or attributes are named as the fields of `BatchStats`, each `[step]`; a mapping may
+    leave out those that are 0. `alike`: other plans that are priced too: one compilation serves them and this one.
     """
+    nothing = 0.0 * np.asarray(next(iter(columns.values())), np.float64) if hasattr(columns, "keys") else 0.0
 
     def column(name: str) -> np.ndarray:
-        values = columns[name] if hasattr(columns, "keys") else getattr(columns, name)
+        values = columns.get(name, nothing) if hasattr(columns, "keys") else getattr(columns, name)
         return np.asarray(values, np.float64)
 
-    cost, terms = _prepared(cost, plan)
+    cost, terms = _prepared(cost, plan, alike)
     counts, of_tokens = np.unique(column("padded_tokens"), return_inverse=True)
     emitting, of_rows = np.unique(column("emitting"), return_inverse=True)
     mode = column("graph_mode").astype(int)
@@ -146,9 +150,10 @@ def _together(
     }
 
 
-def _prepared(cost: CostModel, plan: PlanArrays) -> tuple[CostModel, Any]:
-    """The model in float64, and the computed terms of the plan's used slots."""
-    small = trimmed(plan, powers_of_two=True)
+def _prepared(cost: CostModel, plan: PlanArrays, alike: Sequence[PlanArrays] = ()) -> tuple[CostModel, Any]:
+    """The model in float64, and the computed terms of the slots that the plan, or one of `alike`, uses."""
+    stack = jax.tree.map(lambda *leaves: np.stack(leaves), plan, *alike)
+    small = jax.tree.map(lambda leaf: leaf[0], trimmed(stack, powers_of_two=True))
     cost, plan = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree) for tree in (cost, small))
     with jax.enable_x64(True):
         return cost, jax.tree.map(np.asarray, _terms(cost, plan))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from sim.deployment.all_to_all import EXCHANGES, GATHERED
-from sim.deployment.conf import DeploymentConf
+from sim.deployment.conf import DeploymentConf, FfnConf
 from sim.deployment.engine import EngineConf, EngineProfile
 from sim.deployment.graphs import MODES
 from sim.deployment.placement import PLACEMENTS
@@ -42,6 +42,9 @@ def check_deployment(deployment: DeploymentConf, device: DeviceConf) -> None:
             raise ValueError(f"deployment.{key} must be at least 1, got {value}.")
         if value > most:
             raise ValueError(f"deployment.{key} must be at most {most:,}, got {value:,}.")
+    ffn = deployment.ffn
+    if not ffn.devices and ffn != FfnConf():
+        raise ValueError("deployment.ffn has no effect without devices: set deployment.ffn.devices, or leave it out.")
     if deployment.all_to_all not in ("auto", *EXCHANGES):
         raise ValueError(
             f"deployment.all_to_all must be one of auto, {', '.join(EXCHANGES)}, got {deployment.all_to_all!r}"

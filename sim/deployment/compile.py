@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from sim.deployment.all_to_all import AUTO, DIRECT, exchange_of, modes_of
+from sim.deployment.attention_ffn import check_ffn, compile_ffn, ffn_assumptions, side_of_ranks
 from sim.deployment.check import check_deployment
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.direct import direct_exchanges, exchange_rule
@@ -15,7 +16,7 @@ from sim.deployment.engine import EngineConf, EngineSettings
 from sim.deployment.exchange import exchange_group, hand_over, library, tokens_back
 from sim.deployment.formats import format_of
 from sim.deployment.lower import attention_family, lower_rank
-from sim.deployment.plan import Plan, PlanArrays
+from sim.deployment.plan import FfnPlan, Plan, PlanArrays
 from sim.deployment.rules import ParallelRules
 from sim.deployment.settings import resolve_engine
 from sim.hardware.collectives import collective_constants
@@ -39,32 +40,37 @@ def compile_plan(
     """
     _check_shape(model, device, engine_conf, deployment_conf)
     ranks, stages = deployment_conf.tensor_parallel, deployment_conf.pipeline_parallel
-    settings = resolve_engine(engine_conf, model, device, deployment_conf)
+    held = side_of_ranks(model, deployment_conf)
+    settings = resolve_engine(engine_conf, held, device, deployment_conf)
     rules = settings.profile.parallel
-    domains = domains_of(model, deployment_conf, settings.profile)
+    domains = domains_of(held, deployment_conf, settings.profile)
     waits_s = settings.profile.host_step_s if settings.batches_in_flight == 1 else 0.0
     kv_bytes, name = settings.kv_bytes_per_element, settings.name
     exchange = exchange_of(deployment_conf, rules)
     runner = replace(device, kernel_launch_s=device.kernel_launch_s * settings.profile.eager_launches)
     of_experts = settings.profile.expert_launches
     lowered = [
-        lower_rank(model, runner, domains, kv_bytes, waits_s, name, stages, stage, rules, exchange, of_experts)
+        lower_rank(held, runner, domains, kv_bytes, waits_s, name, stages, stage, rules, exchange, of_experts)
         for stage in range(stages)
     ]
+    apart = deployment_conf.ffn.devices > 0
+    ffn = compile_ffn(model, device, runner, settings, deployment_conf) if apart else None
+    each = deployment_conf.data_parallel * ranks * stages + deployment_conf.ffn.devices
     return Plan(
         model=model,
         device=device,
         engine=settings,
         deployment=deployment_conf,
         stages=tuple(_in_pieces(rank.own, settings.profile.pieces_s / stages) for rank in lowered),
-        gpus=deployment_conf.replicas * deployment_conf.data_parallel * ranks * stages,
-        assumptions=tuple(_assumptions(model, device, settings, deployment_conf, domains)),
+        gpus=deployment_conf.replicas * each,
+        assumptions=tuple(_assumptions(model, device, settings, deployment_conf, domains, ffn)),
         not_modelled=tuple(_not_modelled(model, device, settings, deployment_conf)),
         hand_over=hand_over(model, device, ranks) if stages > 1 else None,
         tokens_back=tokens_back(device, ranks * (stages - 1) + 1) if stages > 1 else None,
         domains=domains,
         shared=lowered[0].shared,
-        exchange=exchange_rule(model, Counter(model.layers), device, domains, rules, exchange),
+        exchange=exchange_rule(held, Counter(held.layers), device, domains, rules, exchange),
+        ffn=ffn,
     )
 
 
@@ -87,6 +93,10 @@ def bounded(plan: Plan, seqs: int) -> Plan:
 
 def _check_shape(model: ModelSpec, device: DeviceConf, engine: EngineConf, deployment: DeploymentConf) -> None:
     check_deployment(deployment, device)
+    if deployment.ffn.devices:
+        check_ffn(model, device, deployment)
+        _check_island(device, deployment)
+        return
     if deployment.pipeline_parallel > 1 and engine.scheduler != "vllm":
         raise ValueError(
             "pipeline stages can be simulated with the scheduler of vllm only, got deployment.pipeline_parallel="
@@ -101,12 +111,7 @@ def _check_shape(model: ModelSpec, device: DeviceConf, engine: EngineConf, deplo
     Node(device).check_link(deployment.tensor_parallel * deployment.pipeline_parallel, "deployment.pipeline_parallel")
     if model.is_moe:
         Node(device).check_link(deployment.tensor_parallel * deployment.data_parallel, "deployment.data_parallel")
-    island = Node(device).island
-    if deployment.tensor_parallel > island:
-        raise ValueError(
-            f"deployment.tensor_parallel={deployment.tensor_parallel} needs more {device.name} than the {island:.0f} "
-            "that one node or scale-up domain holds; lower it, or raise hardware.devices_per_node."
-        )
+    _check_island(device, deployment)
     if deployment.all_to_all != "auto" and (deployment.data_parallel == 1 or not model.is_moe):
         raise ValueError(
             f"deployment.all_to_all={deployment.all_to_all} has no effect without data-parallel ranks that share "
@@ -135,8 +140,22 @@ def _check_direct(device: DeviceConf, deployment: DeploymentConf) -> None:
         )
 
 
+def _check_island(device: DeviceConf, deployment: DeploymentConf) -> None:
+    island = Node(device).island
+    if deployment.tensor_parallel > island:
+        raise ValueError(
+            f"deployment.tensor_parallel={deployment.tensor_parallel} needs more {device.name} than the {island:.0f} "
+            "that one node or scale-up domain holds; lower it, or raise hardware.devices_per_node."
+        )
+
+
 def _assumptions(
-    model: ModelSpec, device: DeviceConf, settings: EngineSettings, deployment: DeploymentConf, domains: Domains
+    model: ModelSpec,
+    device: DeviceConf,
+    settings: EngineSettings,
+    deployment: DeploymentConf,
+    domains: Domains,
+    ffn: FfnPlan | None,
 ) -> Iterator[tuple[str, str, str]]:
     """Rows (what, value, source)."""
 
@@ -160,7 +179,9 @@ def _assumptions(
     if domains.ep_ffn > 1 and not domains.lockstep:
         how = f"experts on {domains.ep_ffn} ranks, summed by all-reduce"
         yield "expert parallelism", how, "vLLM without data parallelism"
-    if deployment.data_parallel > 1:
+    if ffn is not None:
+        yield from ffn_assumptions(ffn, deployment)
+    elif deployment.data_parallel > 1:
         yield from _parallel_assumptions(model, device, settings, deployment, domains)
     if deployment.tensor_parallel > 1:
         found = collective_constants(device, "all_reduce", deployment.tensor_parallel, library(settings.name))
@@ -264,11 +285,15 @@ def _not_modelled(
             yield "reuse of prefixes by a model with recurrent states: every prompt is computed"
     if deployment.tensor_parallel > 1 or deployment.data_parallel > 1:
         yield "overlap of collectives with compute"
-    if deployment.data_parallel > 1 and model.is_moe:
+    apart = deployment.ffn.devices > 0
+    if apart:
+        yield "shares of the links and of FFN hosts that activations take from KV transfers, and a lost FFN device"
+    if deployment.data_parallel > 1 and model.is_moe and not apart:
         if HIGH_THROUGHPUT in modes_of(deployment.all_to_all):
             yield "routing limited to groups of experts, which sends fewer copies"
         if LOW_LATENCY in modes_of(deployment.all_to_all):
             yield "low-latency buffers: batches of more tokens than they hold go in one piece, not in several"
+    if apart or (deployment.data_parallel > 1 and model.is_moe):
         yield "steps without work that data-parallel ranks run before they agree that nothing is left"
     if deployment.pipeline_parallel > 1:
         yield "a pipeline stage that waits until the next one can receive, and host work between stages"

@@ -5,12 +5,30 @@ from typing import Any
 
 
 @dataclass
+class FfnConf:
+    """Feed-forward parts on devices of their own (attention/FFN disaggregation); 0 `devices`: with attention.
+
+    The data-parallel ranks of a replica keep attention, KV cache, embedding and head, and send their activations to
+    `devices` FFN devices in every layer. `hardware`: device of these (name or file); empty: the ranks'.
+    `expert_parallel`: whole experts on each, instead of a slice of every expert; dense parts and shared experts are
+    sliced. `micro_batches`: parts of a step that follow one another through attention, links and FFN.
+    `dispatch_dtype`: of activations on their way to FFN devices, bf16 or fp8 (with a scale per 128); back it is bf16.
+    """
+
+    devices: int = 0
+    hardware: str = ""
+    expert_parallel: bool = True
+    micro_batches: int = 2
+    dispatch_dtype: str = "bf16"
+
+
+@dataclass
 class PoolConf:
     """Equal replicas with one job: a pool of a deployment that has several.
 
     - `role`: `both` (prefill and decode), `prefill` or `decode`.
     - `replicas`, `tensor_parallel`, `pipeline_parallel`, `data_parallel`, `expert_parallel`, `all_to_all`,
-      `redundant_experts`, `expert_placement`: as in `DeploymentConf`.
+      `redundant_experts`, `expert_placement`, `ffn`: as in `DeploymentConf`.
     - `hardware`, `engine`: the pool's own device and engine, by name (`vllm-0.19.0`) or file; empty: those of the run.
       One that only a folder of `--config-dir` or a file of `conf` has stands here as it was read.
     - `settings`: engine settings that differ, by key (`max_num_seqs: 64`).
@@ -25,6 +43,7 @@ class PoolConf:
     all_to_all: str = "auto"
     redundant_experts: int = 0
     expert_placement: str = "linear"
+    ffn: FfnConf = field(default_factory=FfnConf)
     hardware: Any = ""
     engine: Any = ""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +102,7 @@ class DeploymentConf:
     `expert_parallel`: whole experts on each device, instead of a slice of every expert. `all_to_all`: how tokens get
     to the experts of other ranks, `auto` being what the engine's version does (`sim.deployment.exchange`).
     `redundant_experts`: further copies of experts in each layer, over all ranks. `expert_placement`: `linear`, or
-    `balanced` by popularity (`sim.deployment.placement`).
+    `balanced` by popularity (`sim.deployment.placement`). `ffn`: devices of their own for the feed-forward parts.
 
     `pools`: several kinds of replicas instead of one, a `PoolConf` by name; the sizes above then say nothing. `router`
     (`sim.event.routing`, or a file of your own; `router_options` are its options) picks among the replicas that take
@@ -101,6 +120,7 @@ class DeploymentConf:
     all_to_all: str = "auto"
     redundant_experts: int = 0
     expert_placement: str = "linear"
+    ffn: FfnConf = field(default_factory=FfnConf)
     router: str = "round_robin"
     router_options: dict[str, Any] = field(default_factory=dict)
     pools: dict[str, Any] = field(default_factory=dict)

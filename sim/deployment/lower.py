@@ -14,7 +14,7 @@ Between stages the activations are handed over, each rank of a tensor-parallel g
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,11 +119,45 @@ def lower_rank(
 
     **Raises:** ValueError where a size does not divide the model, or the device has no rate for a format.
     """
-    rules = rules or ParallelRules()
-    kv_bytes = model.kv_bytes_per_element if kv_bytes_per_element is None else kv_bytes_per_element
     held = model.stages(pipeline_parallel)[stage]
-    layers = Counter(held)
     first, last = stage == 0, stage == pipeline_parallel - 1
+    kv_bytes = model.kv_bytes_per_element if kv_bytes_per_element is None else kv_bytes_per_element
+    return lower_layers(
+        model,
+        held,
+        device,
+        domains,
+        first=first,
+        last=last,
+        kv_bytes=kv_bytes,
+        host_s=host_s,
+        engine=engine,
+        rules=rules or ParallelRules(),
+        exchange=exchange,
+        expert_launches=expert_launches,
+    )
+
+
+def lower_layers(
+    model: ModelSpec,
+    held: Sequence[Layer],
+    device: DeviceConf,
+    domains: Domains,
+    *,
+    first: bool,
+    last: bool,
+    kv_bytes: float,
+    host_s: float = 0.0,
+    engine: str = "vllm",
+    rules: ParallelRules,
+    exchange: str = "allgather_reducescatter",
+    expert_launches: float = 0.0,
+) -> RankArrays:
+    """Plan arrays of one rank that holds these layers of `model`; `first`, `last`: with what comes before and after.
+
+    The rest as in `lower_rank`.
+    """
+    layers = Counter(held)
     tensor = domains.tp_attn
     kernels = _mixer_kernels(model, layers, device, tensor, kv_bytes, first, last)
     if not domains.gathers_dense:

@@ -17,6 +17,7 @@ from sim.deployment.conf import DeploymentConf as DeploymentConf
 from sim.deployment.domains import Domains
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
+from sim.model.sides import attention_side
 from sim.model.spec import ModelSpec
 
 
@@ -243,13 +244,70 @@ GATHERS = ExchangeRule()
 
 
 @dataclass(frozen=True)
+class Way:
+    """Activations between the two sides, in one direction: `bytes_per_token`, and the transfer as each side sees it.
+
+    `attention` is priced by the tokens of one instance, `ffn` by those of all.
+    """
+
+    bytes_per_token: float
+    attention: CollectiveSlots
+    ffn: CollectiveSlots
+
+
+@dataclass(frozen=True)
+class FfnPlan:
+    """The feed-forward parts of a plan, where they run on devices of their own.
+
+    - `device`, `devices`, `domains`: of the FFN side. `instances`: attention instances; `micro_batches` of a step.
+    - `ends`: what a rank runs before the first and after the last layer. `mixers`, `feeds`: one layer without its
+      feed-forward part, and such a part alone, one of each kind. `layers`: of every layer in turn, the numbers of the
+      two; None where it has no feed-forward part.
+    - `there`, `back`: activations between the sides; `link`, `link_source`: what they go over, and who says how fast.
+    - `launch_s`: what the host of the FFN side needs to submit one micro-batch, by graph mode.
+    """
+
+    device: DeviceConf
+    devices: int
+    domains: Domains
+    instances: int
+    micro_batches: int
+    ends: PlanArrays
+    mixers: tuple[PlanArrays, ...]
+    feeds: tuple[PlanArrays, ...]
+    layers: tuple[tuple[int, int | None], ...]
+    there: Way
+    back: Way
+    link: str
+    link_source: str
+    launch_s: np.ndarray
+
+    @property
+    def visits(self) -> int:
+        """Layers whose activations go to the FFN devices and come back."""
+        return sum(feed is not None for _, feed in self.layers)
+
+    @property
+    def parts(self) -> tuple[PlanArrays, ...]:
+        """All that is priced apart."""
+        return self.ends, *self.mixers, *self.feeds
+
+    @property
+    def priced(self) -> tuple[Any, ...]:
+        """All arrays that decide the prices."""
+        ways = self.there.attention, self.there.ffn, self.back.attention, self.back.ffn
+        return self.ends, self.mixers, self.feeds, ways, self.launch_s
+
+
+@dataclass(frozen=True)
 class Plan:
     """A compiled deployment: one kind of replica, `replicas` of them.
 
     `stages`: one rank of each pipeline stage; between stages, the transfers `hand_over`, and from the last to the first
     `tokens_back` (both None with one stage). `shared`: what the data-parallel ranks of a replica run together, priced
-    by the tokens of all of them; None where they have nothing to share. `exchange`: how theirs is priced. `gpus` over
-    all replicas; `assumptions` rows are (what, value, source).
+    by the tokens of all of them; None where they have nothing to share. `exchange`: how theirs is priced. `ffn`: the
+    feed-forward parts, where they run on devices of their own; `held` is then the model without them. `gpus` over all
+    replicas, FFN devices included; `assumptions` rows are (what, value, source).
     """
 
     model: ModelSpec
@@ -265,6 +323,27 @@ class Plan:
     domains: Domains = Domains()
     shared: PlanArrays | None = None
     exchange: ExchangeRule = GATHERS
+    ffn: FfnPlan | None = None
+
+    @property
+    def held(self) -> ModelSpec:
+        """What of the model the ranks hold."""
+        return self.model if self.ffn is None else attention_side(self.model)
+
+    @property
+    def ffn_gpus(self) -> int:
+        """FFN devices of all replicas."""
+        return 0 if self.ffn is None else self.ffn.devices * self.deployment.replicas
+
+    @property
+    def usd_per_gpu_hour(self) -> float:
+        """Mean price of a device, 0 if that of one kind is not known."""
+        if self.ffn is None or self.ffn.device.name == self.device.name:
+            return self.device.usd_per_hour
+        prices = self.device.usd_per_hour, self.ffn.device.usd_per_hour
+        if not all(prices):
+            return 0.0
+        return (prices[0] * (self.gpus - self.ffn_gpus) + prices[1] * self.ffn_gpus) / self.gpus
 
     @property
     def arrays(self) -> PlanArrays:

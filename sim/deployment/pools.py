@@ -71,6 +71,11 @@ def resolved_pools(deployment: DeploymentConf, device: DeviceConf, engine: Engin
                 raise ValueError(
                     f"{where}.{key} must be at least 1, got {getattr(pool, key)}; leave the pool out instead."
                 )
+        if pool.role == "prefill" and pool.ffn.devices:
+            raise ValueError(
+                f"{where} has the role prefill, whose feed-forward parts stay with attention: leave out {where}.ffn, "
+                "or give it to a pool of role decode or both."
+            )
         own = _device(where, pool.hardware) if pool.hardware else device
         shape = {key: getattr(pool, key) for key in SHAPE}
         flat = DeploymentConf(name=name, **shape)

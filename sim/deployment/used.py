@@ -6,7 +6,7 @@ from sim.deployment.conf import DeploymentConf
 
 
 SIZES = ("replicas", "tensor_parallel", "pipeline_parallel", "data_parallel")
-SHAPE = (*SIZES, "expert_parallel", "all_to_all", "redundant_experts", "expert_placement")
+SHAPE = (*SIZES, "expert_parallel", "all_to_all", "redundant_experts", "expert_placement", "ffn")
 HANDED_OVER = ("decode_router", "decode_router_options", "pairing", "transfer")
 
 

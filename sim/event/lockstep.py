@@ -31,6 +31,10 @@ from sim.event.replica import Port, Replica, Watcher
 from sim.scheduler.base import Batch
 
 
+GroupPrice = Callable[[Sequence[Batch | None]], tuple[int, list[int], int]]
+"""Of the batches of one step (None: a dummy): its duration in ns, padded tokens of each rank, and the graph mode."""
+
+
 class State(IntEnum):
     """What a rank does next: another turn, the next step once all are ready, or it waits for its oldest output."""
 
@@ -248,7 +252,7 @@ class LockstepGroup(RankGroup):
 
     def __init__(
         self,
-        price: Callable[[Sequence[Batch | None]], tuple[int, list[int], int]],
+        price: GroupPrice,
         check: Callable[[Replica, int], None],
     ):
         self.ranks: list[LockstepRank] = []

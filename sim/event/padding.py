@@ -23,7 +23,10 @@ class Padding:
 
     def __call__(self, batch: Batch) -> tuple[int, int]:
         """Padded tokens and graph mode."""
-        tokens = batch.tokens
-        if tokens == batch.decodes:
+        return self.of(batch.tokens, batch.tokens == batch.decodes)
+
+    def of(self, tokens: int, only_decodes: bool) -> tuple[int, int]:
+        """The same of so many tokens."""
+        if only_decodes:
             return self.decodes[tokens]
         return self.mixed[tokens] if tokens <= self.largest else (tokens, EAGER)

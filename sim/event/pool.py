@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+from sim.cost.attention_ffn import AttentionFfnPrices
 from sim.cost.lockstep import LockstepPrices
 from sim.cost.stages import StagePrices
 from sim.cost.table import PriceTable
@@ -26,16 +27,20 @@ from sim.scheduler.find import make_scheduler, roles_of
 from sim.units import to_ns
 
 
+Prices = PriceTable | StagePrices | LockstepPrices | AttentionFfnPrices
+"""Of one stage, of each of several, or of data-parallel ranks that run together, with the experts or without."""
+
+
 @dataclass(frozen=True)
 class EnginePool:
     """`replicas` equal engines, each of `data_parallel` ranks with `num_gpu_blocks` KV blocks (one the null block).
 
-    `prices` of one stage, of each of several, or of data-parallel ranks in lockstep; `groups` share the blocks. `role`:
-    `both`, `prefill` or `decode`. `block_bytes`: of one block of each group on all devices of a rank, for transfers.
+    `groups` share the blocks. `role`: `both`, `prefill` or `decode`. `block_bytes`: of one block of each group on all
+    devices of a rank, for transfers.
     """
 
     settings: EngineSettings
-    prices: PriceTable | StagePrices | LockstepPrices
+    prices: Prices
     num_gpu_blocks: int
     groups: tuple[GroupShape, ...]
     replicas: int = 1
@@ -83,7 +88,7 @@ def make_ranks(
     watchers = [_watcher(pool.role, first + place, client, hand_over) for place in range(pool.ranks)]
     schedulers = [_scheduler(pool, cache, port) for port in ports]
     serves = Entrance(lambda: trial_of(pool, replace(cache, named=False)), settings, cache)
-    if isinstance(prices, LockstepPrices):
+    if isinstance(prices, LockstepPrices | AttentionFfnPrices):
         replicas, doors = lockstep_ranks(
             first, schedulers, settings, prices, watchers, ports, log, pool.data_parallel, now
         )

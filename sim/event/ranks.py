@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
+from sim.cost.attention_ffn import AttentionFfnPrices
 from sim.cost.lockstep import LockstepPrices
 from sim.deployment.engine import EngineSettings
+from sim.event.attention_ffn import AttentionFfnPricer
 from sim.event.balance import Queues, RankGroup, balancer
 from sim.event.batch_queue import BatchQueue
 from sim.event.cluster import check_progress
-from sim.event.lockstep import LockstepGroup, LockstepPricer, LockstepRank
+from sim.event.lockstep import GroupPrice, LockstepGroup, LockstepPricer, LockstepRank
 from sim.event.log import StepLog
 from sim.event.replica import Port, Replica, Watcher
 from sim.event.routing.base import Door
@@ -19,7 +21,7 @@ def lockstep_ranks(
     first: int,
     schedulers: Sequence[Scheduler],
     settings: EngineSettings,
-    prices: LockstepPrices,
+    prices: LockstepPrices | AttentionFfnPrices,
     watchers: Sequence[Watcher],
     ports: Sequence[Port | None],
     log: StepLog,
@@ -30,7 +32,11 @@ def lockstep_ranks(
     profile, depth = settings.profile, settings.batches_in_flight
     host_ns = to_ns(profile.host_step_s) if depth > 1 else 0
     interval_ns = to_ns(profile.parallel.stats_interval_s)
-    price = LockstepPricer(prices, settings)
+    price: GroupPrice
+    if isinstance(prices, AttentionFfnPrices):
+        price = AttentionFfnPricer(prices, settings)
+    else:
+        price = LockstepPricer(prices, settings)
     ranks: list[Replica] = []
     doors: list[Door] = []
     for start in range(0, len(schedulers), data_parallel):

@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sim.cost.lockstep import LockstepPrices
-from sim.cost.stages import StagePrices
-from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
 from sim.deployment.topology import Topology
 from sim.event.agenda import Agenda
@@ -22,7 +19,7 @@ from sim.event.content import request_content
 from sim.event.handover import FREE, HandOver, HandOverCosts, Layerwise, Progress, hand_over_of
 from sim.event.lifecycle import Elastic, Lifecycle
 from sim.event.log import StepLog
-from sim.event.pool import EnginePool, PoolRanks, make_ranks
+from sim.event.pool import EnginePool, PoolRanks, Prices, make_ranks
 from sim.event.replica import Replica
 from sim.event.routing.base import Arrival, Door, Router, chooser
 from sim.event.routing.find import make_router
@@ -82,7 +79,7 @@ class ExactRun:
 def run_exact(
     workload: Workload,
     settings: EngineSettings,
-    prices: PriceTable | StagePrices | LockstepPrices,
+    prices: Prices,
     *,
     num_gpu_blocks: int,
     groups: tuple[GroupShape, ...] | None = None,
@@ -97,10 +94,9 @@ def run_exact(
 ) -> ExactRun:
     """Simulate `workload` on `replicas` equal engines of `num_gpu_blocks` KV blocks each (one is the null block).
 
-    `prices` of one stage, of each of several, or of data-parallel ranks in lockstep. `data_parallel`: ranks of each
-    replica, every one an engine with blocks of its own; the tables number them through, replica by replica. `groups`
-    share the blocks; None: one of full attention. Prefixes are reused if the settings say so and the workload has
-    content. Bit for bit the same for the same arguments.
+    `data_parallel`: ranks of each replica, every one an engine with blocks of its own; the tables number them through,
+    replica by replica. `groups` share the blocks; None: one of full attention. Prefixes are reused if the settings say
+    so and the workload has content. Bit for bit the same for the same arguments.
 
     **Raises:** `Stuck` (a `ValueError`) for a run that would never end.
     """

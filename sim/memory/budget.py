@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 
-from sim.deployment.conf import DeploymentConf
+from sim.deployment.attention_ffn import ffn_device
+from sim.deployment.conf import DeploymentConf, FfnConf
 from sim.deployment.domains import check_domains, domains_of
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
 from sim.memory.advice import advice, most_utilization
+from sim.memory.ffn import ffn_memory
 from sim.memory.groups import CacheLayout, RequestShape, largest_length, layer_caches, layout
 from sim.memory.sglang import sglang_margin, sglang_terms
 from sim.memory.terms import MemoryBudget, StageBudget, Term
 from sim.memory.trtllm import trtllm_margin, trtllm_terms
 from sim.memory.vllm import vllm_margin, vllm_terms
+from sim.model.sides import attention_side
 from sim.model.spec import ModelSpec
 from sim.units import GIB
 
@@ -32,7 +35,12 @@ def memory_budget(
     decides. `kv_cache_memory_bytes` replaces what is left, `num_gpu_blocks_override` the blocks (not the check
     at start-up). What does not fit is no error: `fits` is false and `verdict` says what would. ValueError for a model
     that the parallel shape does not divide, a cache that the version refuses, or an unknown memory rule.
+
+    Where feed-forward parts have devices of their own, the sum is that of an attention rank, without them, and the
+    devices must hold the rest (`ffn`).
     """
+    if deployment.ffn.devices:
+        return _with_ffn(model, device, engine, deployment)
     budget = _budget(model, device, engine, deployment)
     if budget.fits or budget.verdict.endswith("."):
         return budget
@@ -58,6 +66,17 @@ def memory_budget(
         longest_model_len=found.longest_model_len,
         smallest_tensor_parallel=found.smallest_tensor_parallel,
     )
+
+
+def _with_ffn(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> MemoryBudget:
+    """The sum of an attention rank, and that of an FFN device, which has to fit too."""
+    attention = memory_budget(attention_side(model), device, engine, replace(deployment, ffn=FfnConf()))
+    ffn = ffn_memory(model, ffn_device(deployment, device), engine, deployment)
+    if not attention.fits:
+        return replace(attention, ffn=ffn, verdict=f"attention devices: {attention.verdict}")
+    if not ffn.fits:
+        return replace(attention, ffn=ffn, fits=False, verdict=ffn.verdict)
+    return replace(attention, ffn=ffn)
 
 
 def request_shape(engine: EngineSettings, cache: CacheLayout) -> RequestShape:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from sim.deployment.attention_ffn import check_ffn, side_of_ranks
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineConf, EngineSettings
 from sim.deployment.settings import resolve_engine
@@ -29,7 +30,7 @@ def describe_engine(
     """The settings that `describe` finds, and the budget."""
     model = model_from_conf(model_conf)
     device = device_from(dataclasses.asdict(hardware), hardware.name)
-    settings = resolve_engine(with_fitting_length(engine, model, device, deployment), model, device, deployment)
+    settings = _settings(with_fitting_length(engine, model, device, deployment), model, device, deployment)
     return settings, memory_budget(model, device, settings, deployment)
 
 
@@ -40,5 +41,11 @@ def with_fitting_length(
     if engine.max_model_len != AUTO_LENGTH:
         return engine
     longest = dataclasses.replace(engine, max_model_len=None)
-    budget = memory_budget(model, device, resolve_engine(longest, model, device, deployment), deployment)
+    budget = memory_budget(model, device, _settings(longest, model, device, deployment), deployment)
     return longest if budget.fits else dataclasses.replace(engine, max_model_len=budget.longest_model_len or None)
+
+
+def _settings(engine: EngineConf, model: ModelSpec, device: DeviceConf, deployment: DeploymentConf) -> EngineSettings:
+    if deployment.ffn.devices:
+        check_ffn(model, device, deployment)
+    return resolve_engine(engine, side_of_ranks(model, deployment), device, deployment)

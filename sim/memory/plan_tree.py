@@ -1,5 +1,6 @@
 """A deployment as a tree: pools, replicas on their nodes, pipeline stages, what a rank holds, whom it talks to."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from sim.deployment.all_to_all import exchange_of
+from sim.deployment.domains import Domains
 from sim.deployment.exchange import exchange_group
-from sim.deployment.plan import CollectiveSlots, Plan, PlanArrays
+from sim.deployment.plan import CollectiveSlots, FfnPlan, Plan, PlanArrays
 from sim.deployment.topology import Topology
 from sim.hardware.node import Node
-from sim.memory.terms import MemoryBudget
+from sim.memory.terms import FfnMemory, MemoryBudget, value_of
 from sim.model.attention import MLA, Attention
 from sim.model.feedforward import MoE
-from sim.model.spec import Layer
+from sim.model.spec import FeedForward, Layer, ModelSpec
 from sim.units import GIB
 
 
@@ -31,7 +33,11 @@ def pool_branch(name: str, role: str, plan: Plan, budget: MemoryBudget, topology
     """One pool; its ranks are the endpoints of `topology` from `first` on. A plan without pools has no `name`."""
     deployment, device = plan.deployment, plan.device
     each = plan.gpus // deployment.replicas
-    head = f"{deployment.replicas} x {each} {device.name}, {plan.engine.name} {plan.engine.version}"
+    devices = f"{each} {device.name}"
+    if plan.ffn is not None:
+        ranks = deployment.data_parallel * deployment.tensor_parallel
+        devices = f"({ranks} {device.name} for attention + {plan.ffn.devices} {plan.ffn.device.name} for FFN)"
+    head = f"{deployment.replicas} x {devices}, {plan.engine.name} {plan.engine.version}"
     facts = {
         "name": name,
         "role": role,
@@ -42,12 +48,15 @@ def pool_branch(name: str, role: str, plan: Plan, budget: MemoryBudget, topology
         "tensor_parallel": deployment.tensor_parallel,
         "data_parallel": deployment.data_parallel,
         "pipeline_parallel": deployment.pipeline_parallel,
+        "ffn_devices": deployment.ffn.devices,
         "fits": budget.fits,
         "num_gpu_blocks": budget.num_blocks,
     }
     branch = Branch(f"{f'{name} ({role}): ' if name else ''}{head}", facts)
     branch.below.append(_places(plan, topology, first))
     branch.below += [_stage(plan, budget, index) for index in range(deployment.pipeline_parallel)]
+    if plan.ffn is not None and budget.ffn is not None:
+        branch.below.append(_ffn(plan.model, plan.ffn, budget.ffn))
     if not budget.fits:
         branch.below.append(Branch(f"does not start: {budget.verdict}"))
     return branch
@@ -68,11 +77,11 @@ def _places(plan: Plan, topology: Topology, first: int) -> Branch:
 
 def _stage(plan: Plan, budget: MemoryBudget, index: int) -> Branch:
     """One rank of a pipeline stage."""
-    layers = plan.model.stages(plan.deployment.pipeline_parallel)
+    layers = plan.held.stages(plan.deployment.pipeline_parallel)
     first = sum(len(stage) for stage in layers[:index])
     own = layers[index]
     last = first + len(own) - 1
-    name = f"stage {index + 1} of {len(layers)}, " if len(layers) > 1 else ""
+    name = f"stage {index + 1} of {len(layers)}, " if len(layers) > 1 else "attention of " if plan.ffn else ""
     stage = budget.stages[index]
     weights = stage.value("weights") / GIB
     blocks = budget.num_blocks if index == budget.worst else stage.num_blocks
@@ -102,8 +111,10 @@ def _shards(plan: Plan, layers: Sequence[Layer]) -> Iterator[str]:
     domains = plan.domains
     kinds: dict[str, int] = {}
     for layer in layers:
-        for text in (_mixer(layer, domains.tp_attn), _feed_forward(layer, plan)):
+        dense = domains.ranks if domains.gathers_dense else domains.tp_attn
+        for text in (_mixer(layer, domains.tp_attn), _feed_forward(layer.ffn, domains, dense)):
             kinds[text] = kinds.get(text, 0) + 1
+    kinds.pop("", None)
     for text, count in kinds.items():
         yield f"{text}, in {count} layers"
 
@@ -122,8 +133,8 @@ def _mixer(layer: Layer, ranks: int) -> str:
     return f"{type(mixer).__name__} mixer: 1/{ranks} of it" if ranks > 1 else f"{type(mixer).__name__} mixer"
 
 
-def _feed_forward(layer: Layer, plan: Plan) -> str:
-    domains, ffn = plan.domains, layer.ffn
+def _feed_forward(ffn: FeedForward, domains: Domains, dense: int) -> str:
+    """`dense`: ranks that share dense parts; "" where there is nothing."""
     if isinstance(ffn, MoE):
         held = -(-(ffn.experts + domains.redundant) // domains.ep_ffn)
         units = ffn.inter // domains.tp_ffn
@@ -132,9 +143,34 @@ def _feed_forward(layer: Layer, plan: Plan) -> str:
         cut = f", {units:,} of {ffn.inter:,} units of each" if domains.tp_ffn > 1 else f", {ffn.inter:,} units each"
         shared = f", a shared one of {ffn.shared_inter:,} units" if ffn.shared_inter else ""
         return f"experts: {part}{cut}, {ffn.top_k} a token{shared}"
-    inter = getattr(ffn, "inter", None)
-    ranks = domains.ranks if domains.gathers_dense else domains.tp_attn
-    return "feed-forward" if inter is None else f"feed-forward: {inter // ranks:,} of {inter:,} units"
+    return f"feed-forward: {ffn.inter // dense:,} of {ffn.inter:,} units" if ffn.inter else ""
+
+
+def _ffn(model: ModelSpec, ffn: FfnPlan, memory: FfnMemory) -> Branch:
+    """One FFN device."""
+    each = "one device" if ffn.devices == 1 else f"each of {ffn.devices} devices"
+    branch = Branch(
+        f"FFN of {ffn.visits} layers, {each} ({ffn.device.name}):",
+        {"ffn_devices": ffn.devices, "ffn_device": ffn.device.name, "micro_batches": ffn.micro_batches},
+    )
+    kinds = Counter(_feed_forward(layer.ffn, ffn.domains, ffn.devices) for layer in model.layers)
+    branch.below += [Branch(f"{text}, in {count} layers") for text, count in kinds.items() if text]
+    if ffn.devices > 1:
+        link = Node(ffn.device).link_for(ffn.devices).kind
+        branch.below.append(
+            Branch(f"communicator: {ffn.devices} FFN devices over {link}, a gather and a scatter of tokens a layer")
+        )
+    count = f"{ffn.instances} attention instance{'s' if ffn.instances > 1 else ''}"
+    sizes = f"{ffn.there.bytes_per_token:,.0f} bytes a token and layer there, {ffn.back.bytes_per_token:,.0f} back"
+    branch.below.append(Branch(f"link: {count} over {ffn.link}, {sizes}, {ffn.micro_batches} micro-batches"))
+    weights = value_of(memory.terms, "weights")
+    branch.below.append(
+        Branch(
+            f"memory: {weights / GIB:.2f} GiB weights, {memory.free_bytes / GIB:.2f} GiB free",
+            {"weights_bytes": weights, "free_bytes": memory.free_bytes},
+        )
+    )
+    return branch
 
 
 def _communicators(plan: Plan, index: int) -> Iterator[str]:

@@ -67,6 +67,23 @@ class StageBudget:
 
 
 @dataclass(frozen=True)
+class FfnMemory:
+    """The sum of one device that holds feed-forward parts alone: `terms` as of a rank, what stays free, a sentence."""
+
+    device: str
+    devices: int
+    total_bytes: float
+    terms: tuple[Term, ...]
+    free_bytes: float
+    verdict: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device holds its part."""
+        return self.free_bytes >= 0.0
+
+
+@dataclass(frozen=True)
 class MemoryBudget:
     """What fits on one rank of one replica. `terms`, `available_bytes` and the rest are those of the worst stage.
 
@@ -77,6 +94,7 @@ class MemoryBudget:
       `smallest_tensor_parallel` say what would: 0 if nothing does, None if not needed or not looked for.
     - `oom_risk`: `low`, `possible` or `likely`: whether what is not in the sum can exhaust the device after sizing;
       `margin_bytes` is what is left over for it.
+    - `ffn`: the devices of the feed-forward parts, where they have some of their own.
     """
 
     engine: str
@@ -104,6 +122,7 @@ class MemoryBudget:
     longest_model_len: int | None = None
     smallest_tensor_parallel: int | None = None
     notes: tuple[str, ...] = field(default=())
+    ffn: FfnMemory | None = None
 
     @property
     def stage(self) -> StageBudget:

@@ -196,3 +196,24 @@ class MLA:
             kv_bytes_per_token=self.indexer.bytes_per_token,
         )
         return latent, scan
+
+
+@dataclass(frozen=True)
+class NoMixer:
+    """The mixer of a feed-forward part that stands alone, on devices of its own: nothing to compute or to keep."""
+
+    def linears(self, hidden: int, tensor_parallel: int) -> tuple[Linear, ...]:
+        """None."""
+        return ()
+
+    def vectors(self, hidden: int, tensor_parallel: int) -> tuple[Vector, ...]:
+        """None."""
+        return ()
+
+    def cache(self, tensor_parallel: int, kv_bytes_per_element: float) -> CacheSpec:
+        """No bytes."""
+        return CacheSpec("full")
+
+    def shapes(self, tensor_parallel: int, kv_bytes_per_element: float) -> tuple[HeadShape, ...]:
+        """None."""
+        return ()

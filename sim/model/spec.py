@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sim.model import weights
-from sim.model.attention import MLA, Attention, Indexer
+from sim.model.attention import MLA, Attention, Indexer, NoMixer
 from sim.model.feedforward import NO_FEEDFORWARD, Dense, MoE
 from sim.model.linear import (
     BF16,
@@ -32,7 +32,7 @@ from sim.model.recurrent import GatedDelta, Mamba, Mamba2, Recurrent
 from sim.model.shards import Shards
 
 
-Mixer = Attention | MLA | Recurrent
+Mixer = Attention | MLA | Recurrent | NoMixer
 FeedForward = Dense | MoE
 
 VOCAB_PADDING = 64
@@ -287,6 +287,7 @@ __all__ = [
     "MoE",
     "ModelConf",
     "ModelSpec",
+    "NoMixer",
     "Recurrent",
     "RopeTable",
     "RoutedExperts",

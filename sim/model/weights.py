@@ -118,6 +118,12 @@ def _layer_tensors(layer: "Layer", model: "ModelSpec", shards: Shards, loaded: b
         yield from _experts(routed, loaded)
 
 
+def layer_bytes(model: "ModelSpec", shards: Shards) -> float:
+    """Bytes after loading of all layers of one rank, without embedding and head."""
+    sizes = (size for layer in model.layers for size in _layer_tensors(layer, model, shards, loaded=True))
+    return sum(allocated(size) for size in sizes if size)
+
+
 def _matrix(matrix: Linear) -> list[float]:
     """Elements, scales and bias are separate tensors."""
     elements = matrix.n * matrix.k * DTYPE_BYTES[matrix.dtype]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sim.report.attention_ffn import attention_ffn_bottleneck
 from sim.report.blocked import Limits, limits
 from sim.report.measures import (
     capture_more,
@@ -225,6 +226,9 @@ def _step_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares
             f"{_ranks_key(result)}: lower it and add deployment.replicas.",
             evidence,
         )
+    if result.attention_ffn is not None and busy >= 0.5:
+        kind, sentence, change, sides = attention_ffn_bottleneck(result.attention_ffn)
+        return Verdict(kind, sentence, change, evidence | sides)
     filled = _some_stage_busy(result, metrics)
     if filled is not None and filled > BUBBLE_RATIO * busy:
         return Verdict(

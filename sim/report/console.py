@@ -121,6 +121,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         *_claim_lines(result),
         *_stage_lines(result, metrics),
         *_expert_lines(result),
+        *_sides_lines(result),
         line(
             "Output tok/s per GPU / per user:",
             pair(metrics.output_throughput_per_gpu, metrics.output_throughput_per_user),
@@ -215,6 +216,7 @@ def _fleet_lines(result: SimulationResult) -> list[str]:
             line("Mean queue time (ms):", ms(metrics.latency["queue"].mean_s)),
             *_claim_lines(pool.result),
             *_expert_lines(pool.result),
+            *_sides_lines(pool.result),
         ]
     parts = ttft_parts(result)
     if parts:
@@ -249,6 +251,20 @@ def _expert_lines(result: SimulationResult) -> list[str]:
         )
         lines.append(line("Experts' ranks wait (%):", percent(found["wait_share"])))
     return lines
+
+
+def _sides_lines(result: SimulationResult) -> list[str]:
+    """How busy attention devices, FFN devices and the links between them are in a step, where they are apart."""
+    found = result.attention_ffn
+    if found is None:
+        return []
+    return [
+        line("Attention / FFN devices, micro-batches:", f"{found.sizes}, {found.micro_batches}"),
+        line("Busy in a step (%):", pair(percent(found.attention_busy), percent(found.ffn_busy))),
+        line("Bubble (%):", pair(percent(found.attention_bubble), percent(found.ffn_bubble))),
+        line("Links in use, to FFN / back (%):", pair(percent(found.there_occupied), percent(found.back_occupied))),
+        line("Transfer time hidden (%):", percent(found.hidden_share)),
+    ]
 
 
 def assumption_block(result: SimulationResult) -> list[str]:

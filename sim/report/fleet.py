@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.report.attention_ffn import attention_ffn_fields
 from sim.report.bottleneck import Verdict, verdict
 from sim.report.experts import expert_fields
 from sim.report.metrics import Metrics, measure
@@ -173,6 +174,7 @@ def _pool_fields(share: PoolShare) -> dict[str, Any]:
         "step_time_outside_calibration": result.claim and result.claim.outside_share,
         "bottleneck": share.verdict,
         "experts": expert_fields(result),
+        "attention_ffn": attention_ffn_fields(result.attention_ffn),
         "memory": result.memory,
         "settings": result.settings,
     }

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.report.attention_ffn import AttentionFfn
 from sim.workload.trace import Workload
 
 
@@ -227,6 +228,7 @@ class SimulationResult:
       KV that went from prefill to decode instances. `retries`: how often requests were sent again because a replica
       failed.
     - `experts`: how unevenly tokens were spread over them; None where that was not drawn.
+    - `attention_ffn`: of a deployment whose feed-forward parts run on devices of their own, what both sides did.
     - `log`: format and rules of the engine's own log by name (`sim.deployment.rules.LogRules`; empty: not known), which
       has a line every `log_interval_s` where it goes by time.
     """
@@ -269,6 +271,7 @@ class SimulationResult:
     links: LinkTable | None = None
     retries: dict[int, int] = field(default_factory=dict)
     experts: ExpertTable | None = None
+    attention_ffn: AttentionFfn | None = None
 
     @property
     def ranks(self) -> int:

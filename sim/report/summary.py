@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.report.attention_ffn import attention_ffn_fields
 from sim.report.bottleneck import Verdict
 from sim.report.cut import cut_outputs
 from sim.report.experts import expert_fields
@@ -158,6 +159,7 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "bottleneck": found,
         **fleet_fields(result),
         "experts": expert_fields(result),
+        "attention_ffn": attention_ffn_fields(result.attention_ffn),
         "memory": result.memory,
         "settings": result.settings,
         "assumptions": [{"what": what, "value": value, "source": source} for what, value, source in result.assumptions],

@@ -80,6 +80,7 @@ def lane_job(
     scheduler: str = "vllm",
     groups: Sequence[GroupShape] = (),
     data_parallel: int = 1,
+    ffn_devices: int = 0,
 ) -> LaneJob:
     """The job of a workload on resolved engine settings. `needs_exact` is filled where the wide engine lacks a rule.
 
@@ -91,6 +92,7 @@ def lane_job(
         (scheduler != "vllm", f"engine.scheduler is {scheduler}"),
         (settings.pipeline_parallel > 1, f"there are {settings.pipeline_parallel} pipeline stages"),
         (data_parallel > 1, f"a replica has {data_parallel} data-parallel ranks"),
+        (ffn_devices > 0, f"feed-forward parts are on {ffn_devices} devices of their own"),
         (len(groups) > 1, f"{len(groups)} groups of layers share the KV blocks"),
         (any(group.kind not in ("full", "mla") for group in groups), "layers give back KV blocks, or keep states"),
         (settings.scheduling_policy != "fcfs", f"engine.scheduling_policy is {settings.scheduling_policy}"),

@@ -60,7 +60,7 @@ MISTAKES = {
     "model=lama3": "did you mean llama-3-8b, llama-3.1-8b or llama-3.2-1b",
     "model=llama3-8b": "did you mean llama-3-8b, llama-3.1-8b",
     "hardware=chip.csv": "hardware=chip.csv: there is no file",
-    "deployment=tp3": "known are dp2ep2, dp8ep8, ep8, pd-1p1d",
+    "deployment=tp3": "known are afd-2a1f, dp2ep2, dp8ep8, ep8, pd-1p1d",
     # a value of the wrong type
     "workload.rate=fast": "workload.rate wants a number, got 'fast'.",
     "engine.max_num_seqs=1.5": "engine.max_num_seqs wants a whole number, got '1.5'.",
@@ -90,7 +90,7 @@ MISTAKES = {
     "workload=": "workload wants the name of a choice or a path, got ''",
     "++workload=alpaca": "workload cannot be added, every configuration has one; write workload=alpaca",
     "workload@foo=alpaca": "workload@foo cannot be set like this",
-    "deployment=glob(zz*)": r"deployment=glob\(zz\*\) fits none of dp2ep2",
+    "deployment=glob(zz*)": r"deployment=glob\(zz\*\) fits none of afd-2a1f",
     # a single value for a mapping, a mapping for a single value
     "model.config=5": "model.config wants a mapping of keys, got a number",
     "hardware.nic=3": "hardware.nic wants a mapping of keys",

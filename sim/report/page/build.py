@@ -55,7 +55,7 @@ def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> s
             "priorities": priority_table(result),
             "hits": hits_html(metrics),
             "step_note": step_note(metrics),
-            "pools": pools_html(result),
+            "pools": pools_html(result) + sides_html(result),
             "replicas": replica_table(result),
             "memory": memory_html(result),
             "workload": workload_html(result),
@@ -351,6 +351,54 @@ def pools_html(result: SimulationResult) -> str:
         text += "<h3>Links</h3>"
         text += table(["link", "GiB moved", "GB/s usable", "in use (%)", "most transfers at once"], cells, "numbers")
     return text
+
+
+def sides_html(result: SimulationResult) -> str:
+    """Attention and FFN devices of each pool that has them apart: busy, waiting, and the links between them."""
+    every = [(pool.name, pool.result.attention_ffn) for pool in result.pools] or [("", result.attention_ffn)]
+    rows = []
+    for name, found in every:
+        if found is None:
+            continue
+        label = f"{found.sizes} {found.ffn_device}"
+        rows.append(
+            [
+                escape(f"{name}: {label}" if name else label),
+                f"{found.micro_batches}",
+                *(
+                    quantity(percent(share))
+                    for share in (
+                        found.attention_busy,
+                        found.attention_bubble,
+                        found.straggler,
+                        found.ffn_busy,
+                        found.ffn_bubble,
+                        found.there_occupied,
+                        found.back_occupied,
+                        found.hidden_share,
+                    )
+                ),
+                quantity((found.there_bytes + found.back_bytes) / GIB),
+            ]
+        )
+    if not rows:
+        return ""
+    head = [
+        "attention / FFN devices",
+        "micro-batches",
+        "attention busy (%)",
+        "its bubble (%)",
+        "of that, for slower instances (%)",
+        "FFN busy (%)",
+        "its bubble (%)",
+        "link to FFN in use (%)",
+        "link back (%)",
+        "transfer time hidden (%)",
+        "GiB moved",
+    ]
+    note = '<p class="note">Shares of step time. Activations travel over LINKS.</p>'
+    links = " and ".join(dict.fromkeys(found.link for _, found in every if found is not None))
+    return "<h3>Attention and FFN devices</h3>" + note.replace("LINKS", escape(links)) + table(head, rows, "numbers")
 
 
 def replica_table(result: SimulationResult) -> str:
