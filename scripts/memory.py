@@ -29,7 +29,7 @@ def run(arguments: Arguments) -> Answer:
         except ValueError as error:
             raise ValueError(spec.refusal(error)) from error
         sides.append(KVSide(spec, engine, replace(budget, verdict=spec.own_keys(budget.verdict))))
-    check_kv(sides, conf.deployment.transfer.layerwise)
+    check_kv(sides, conf.deployment.transfer)
     budgets = [side.budget for side in sides]
     fits = all(budget.fits for budget in budgets)
     fields: dict[str, Any] = {"status": "ok" if fits else "infeasible"}

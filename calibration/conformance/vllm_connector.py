@@ -60,6 +60,7 @@ class ScriptedConnector:
     """
 
     def __init__(self, requests: list[dict[str, Any]], config: dict[str, Any]):
+        self.fails = True
         self.recomputes = config.get("policy") == "recompute"
         self.now = 0
         self.told: list[tuple[RowRequest, int, list[list[int]]]] = []

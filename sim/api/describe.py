@@ -34,7 +34,7 @@ def describe_plan(conf: SimulateConf) -> Described:
     check_asked(conf.deployment, specs, conf.seed)
     compiled = [_compile(conf, spec) for spec in specs]
     sides = [KVSide(spec, plan.engine, budget) for spec, (plan, budget) in zip(specs, compiled, strict=True)]
-    check_kv(sides, conf.deployment.transfer.layerwise)
+    check_kv(sides, conf.deployment.transfer)
     side = next((spec for spec in specs if spec.role != "both"), specs[0])
     facts = transfer_facts(connector_of(conf.deployment.transfer.connector, side.engine.scheduler)).values
     efficiency = conf.deployment.transfer.efficiency

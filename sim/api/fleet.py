@@ -15,7 +15,7 @@ from sim.deployment.topology import Topology, lay_out
 from sim.event.asked import KVSide, check_asked, check_kv
 from sim.event.cluster import OnProgress
 from sim.event.elastic import elastic_of, elastic_rows
-from sim.event.handover import HandOverCosts
+from sim.event.handover import Failures, HandOverCosts
 from sim.event.pool import EnginePool, Prices
 from sim.event.run import ExactRun, Routing, run_fleet
 from sim.hardware.kv_transfer import connector_of, transfer_facts
@@ -89,7 +89,7 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     topology = None
     if any(spec.role == "prefill" for spec in specs):
         sides = [KVSide(spec, p.job.plan.engine, p.job.budget) for spec, p in zip(specs, pools, strict=True)]
-        check_kv(sides, conf.deployment.transfer.layerwise)
+        check_kv(sides, conf.deployment.transfer)
         _, efficiency = _costs(conf, pools)
         topology = lay_out(
             [(pool.name, pool.job.plan.device, pool.ranks, pool.devices_per_rank) for pool in pools],
@@ -133,6 +133,21 @@ def _costs(conf: SimulateConf, pools: Sequence[PoolJob]) -> tuple[HandOverCosts,
     layers = len(pools[0].job.plan.model.layers) if given.layerwise else 0
     costs = HandOverCosts(value["hand_over_s"], value["setup_s"], value["block_s"], value["latency_s"], layers)
     return costs, value["efficiency"]
+
+
+def _failures(fleet: Fleet) -> Failures | None:
+    """What becomes of loads that fail, if any do."""
+    given = fleet.conf.deployment.transfer
+    if not given.failure_rate and given.lease_s is None:
+        return None
+    own_s = next(pool.job.plan.engine.profile.connector.lease_s for pool in fleet.pools if pool.role == "prefill")
+    return Failures(
+        given.failure_rate,
+        given.load_failure_policy == "recompute",
+        own_s if given.lease_s is None else given.lease_s,
+        given.lease_s is not None,
+        fleet.conf.seed,
+    )
 
 
 def _prices(fleet: Fleet) -> list[Prices]:
@@ -183,6 +198,7 @@ def run_fleet_of(fleet: Fleet, on_progress: OnProgress | None = None) -> Simulat
             routing,
             topology=fleet.topology,
             costs=costs,
+            failures=_failures(fleet),
             elastic=elastic_of(
                 deployment,
                 {pool.name: (pool.role, pool.job.conf.deployment.replicas) for pool in fleet.pools},
@@ -247,7 +263,8 @@ def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> RequestTa
         columns |= {"arrival_ns": moved.queued_ns, "queued_ns": moved.queued_ns}
         columns |= {"scheduled_ns": moved.allocated_ns + moved.seated_ns - moved.received_ns}
         again = 0 if moved.keeps_token else 1
-        columns |= {"cached_tokens": np.maximum(requests.prompt_tokens - again, 0)}
+        found = np.where(moved.failed > 0, 0, np.maximum(requests.prompt_tokens - again, 0))
+        columns |= {"cached_tokens": found}
     mine = (place >= first) & (place < stop)
     columns = {name: values[mine] for name, values in columns.items()}
     return RequestTable(**columns | {"replica": place[mine] - first})
@@ -338,20 +355,44 @@ def _assumptions(fleet: Fleet, pools: Sequence[PoolResult]) -> list[tuple[str, s
         given = getattr(deployment.transfer, key)
         source = f"deployment.transfer.{key}" if given is not None else sources[key]
         rows.append((what, form.format(scale * (facts[key] if given is None else given)), source))
+    return rows + _transfer_rows(fleet)
+
+
+def _transfer_rows(fleet: Fleet) -> list[tuple[str, str, str]]:
+    """What is said of transfers that overlap the prefill, and of those that fail."""
+    given, where = fleet.conf.deployment.transfer, "deployment.transfer"
+    rows = []
+    if given.layerwise:
+        rows.append(("KV of a layer", "leaves while later layers and chunks are computed", f"{where}.layerwise"))
+    failures = _failures(fleet)
+    if failures is None:
+        return rows
+    then = "the decode instance computes the prompt" if failures.recomputes else "the request ends with an error"
+    rows.append(
+        ("transfers that fail", f"{100 * failures.rate:g} %; {then}", f"{where}.failure_rate, load_failure_policy")
+    )
+    since = "after its prefill" if failures.expires else "after the failure of its transfer"
+    source = (
+        f"{where}.lease_s" if failures.expires else "the engine's lease, renewed while the decode side wants the KV"
+    )
+    rows.append(("a prefill instance frees KV that nobody reads", f"{failures.lease_s:g} s {since}", source))
     return rows
 
 
+NEVER_FAILS = ("transfers that fail, and leases that run out (deployment.transfer.failure_rate, lease_s)",)
 LEAVES_WHOLE = ("transfer of layers while others are still computed (deployment.transfer.layerwise)",)
 
 
 def _not_modelled(fleet: Fleet, results: Sequence[SimulationResult]) -> list[str]:
     found = list(dict.fromkeys(sentence for result in results for sentence in result.not_modelled))
     roles = roles_of(_scheduler(fleet.pools)) if fleet.disaggregated else None
+    transfer = fleet.conf.deployment.transfer
     if roles is not None:
         found += [
             *roles.not_modelled,
-            "transfers that fail, and requests that are aborted on their way",
-            "leases: blocks that a prefill instance frees because nobody has read them for long",
-            *(() if fleet.conf.deployment.transfer.layerwise else LEAVES_WHOLE),
+            "requests that are aborted on their way from prefill to decode",
+            "prefill and decode instances that come and go, and transfers of those that fail",
+            *(() if transfer.failure_rate or transfer.lease_s else NEVER_FAILS),
+            *(() if transfer.layerwise else LEAVES_WHOLE),
         ]
     return found

@@ -60,6 +60,11 @@ class TransferConf:
     - `latency_s`, `efficiency`: of the transfer itself, and the share of the links' rate that it reaches.
     - `placement`: `packed`, pools of one device fill nodes one after the other, so that replicas may share a node;
       `separate`, every pool begins on a node of its own.
+    - `failure_rate`: share of transfers that fail as a whole, drawn by seed and request; `load_failure_policy`: what
+      the decode instance does then (vLLM's `kv_load_failure_policy`): `fail`, the request ends with an error, or
+      `recompute`, it computes the prompt.
+    - `lease_s`: a prefill instance frees blocks that nobody has begun to read so long after the prefill; None: the
+      engine's own, which its decode instances renew.
     - `layerwise`: the KV of each layer leaves while others are computed (`sim.event.handover.layerwise`).
     - `oversubscription`: how much more all NICs of a node can send than its uplink carries (1: a full fat tree).
     """
@@ -73,6 +78,9 @@ class TransferConf:
     placement: str = "packed"
     oversubscription: float = 1.0
     layerwise: bool = False
+    failure_rate: float = 0.0
+    load_failure_policy: str = "fail"
+    lease_s: float | None = None
 
 
 @dataclass

@@ -19,6 +19,8 @@ PAIRINGS = ("after_prefill", "at_arrival")
 PLACEMENTS = ("packed", "separate")
 LIMITS_S = ("hand_over_s", "setup_s", "block_s", "latency_s")
 MOST_S = 100.0
+MOST_LEASE_S = 1e6
+POLICIES = ("fail", "recompute")
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,14 @@ def _check_whole(deployment: DeploymentConf) -> None:
     if not 1 <= transfer.oversubscription <= 1000:
         raise ValueError(
             f"deployment.transfer.oversubscription must be between 1 and 1000, got {transfer.oversubscription:g}."
+        )
+    _one_of("deployment.transfer.load_failure_policy", transfer.load_failure_policy, POLICIES)
+    if not 0 <= transfer.failure_rate <= 1:
+        raise ValueError(f"deployment.transfer.failure_rate must be between 0 and 1, got {transfer.failure_rate:g}.")
+    if transfer.lease_s is not None and not 0 < transfer.lease_s <= MOST_LEASE_S:
+        raise ValueError(
+            f"deployment.transfer.lease_s must be above 0 and at most {MOST_LEASE_S:,.0f} seconds, got "
+            f"{transfer.lease_s:g}."
         )
     plain = DeploymentConf()
     changed = (each.name for each in fields(plain) if getattr(deployment, each.name) != getattr(plain, each.name))

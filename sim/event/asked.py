@@ -6,7 +6,7 @@ And, once the memory of its pools is known, whether they can read each other's K
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sim.deployment.conf import DeploymentConf
+from sim.deployment.conf import DeploymentConf, TransferConf
 from sim.deployment.engine import EngineSettings
 from sim.deployment.pools import PoolSpec
 from sim.event.elastic import elastic_of
@@ -67,14 +67,33 @@ def _check_layerwise(deployment: DeploymentConf, specs: Sequence[PoolSpec]) -> N
         )
 
 
-def check_kv(pools: Sequence[KVSide], layerwise: bool = False) -> None:
+def _check_failures(transfer: TransferConf, sides: Sequence[KVSide]) -> None:
+    """Raise `ValueError` for loads that fail where the engine does not know what to do then."""
+    key = next((key for key in ("failure_rate", "lease_s") if getattr(transfer, key)), None)
+    if key is None:
+        return
+    if transfer.layerwise and transfer.lease_s:
+        raise ValueError(
+            "deployment.transfer.lease_s is of KV that waits for its reader, and with deployment.transfer.layerwise="
+            "true none does: leave one of them out."
+        )
+    for side in sides:
+        if not side.engine.profile.connector.reports_failed_loads:
+            raise ValueError(
+                f"deployment.transfer.{key}: {side.engine.name} {side.engine.version} of pool {side.spec.name} does "
+                "nothing known with a load that fails as a whole; leave it out, or choose engine=vllm-0.33.0 or later."
+            )
+
+
+def check_kv(pools: Sequence[KVSide], transfer: TransferConf) -> None:
     """Raise `ValueError` where prefill and decode pools could not read each other's blocks, saying what differs.
 
-    `layerwise`: KV is sent before the decode instance has blocks, and then of one group of layers only.
+    Layer by layer, KV is sent before the decode instance has blocks, and then of one group of layers only.
     """
     sides = [pool for pool in pools if pool.spec.role != "both"]
     if not sides:
         return
+    _check_failures(transfer, sides)
     if any(group.kind == "mamba" for side in sides for stage in side.budget.stages for group in stage.layout.groups):
         raise ValueError(
             f"the transfer of recurrent states is not simulated, got {sides[0].budget.model} with deployment.pools of "
@@ -92,7 +111,7 @@ def check_kv(pools: Sequence[KVSide], layerwise: bool = False) -> None:
             )
     layouts = [[(g.kind, g.block_size, g.window) for g in side.budget.layout.groups] for side in sides]
     if all(found == layouts[0] for found in layouts):
-        if layerwise and len(layouts[0]) > 1:
+        if transfer.layerwise and len(layouts[0]) > 1:
             raise ValueError(
                 f"deployment.transfer.layerwise=true is simulated for one group of layers, {sides[0].budget.model} has "
                 f"{len(layouts[0])}: leave it out, or set engine.hybrid_kv_cache=false."

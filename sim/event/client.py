@@ -6,7 +6,7 @@ from heapq import heapreplace
 import numpy as np
 
 from sim.event.agenda import NEVER as NEVER
-from sim.report.result import ABORTED, FINISHED, LOST, REJECTED, RequestTable
+from sim.report.result import ABORTED, FAILED, FINISHED, LOST, REJECTED, RequestTable
 from sim.scheduler.base import Batch, Request
 from sim.workload.trace import Workload
 
@@ -74,6 +74,11 @@ class Client:
     def lost(self, i: int, now_ns: int) -> None:
         """Its replica failed, and it was not sent again."""
         self._status[i] = LOST
+        self._end(now_ns)
+
+    def failed(self, i: int, now_ns: int) -> None:
+        """Its KV could not be loaded where it is to be decoded."""
+        self._status[i] = FAILED
         self._end(now_ns)
 
     def restarted(self, i: int) -> None:

@@ -158,7 +158,11 @@ def trial_of(pool: EnginePool, cache: CacheShape) -> Trial:
 def _port(role: str, index: int, hand_over: HandOver | None) -> KVPort | None:
     if hand_over is None or role == "both":
         return None
-    return PrefillPort(index, hand_over.computed) if role == "prefill" else DecodePort(index, hand_over.begin)
+    return PrefillPort(index, hand_over.computed) if role == "prefill" else _decode_port(index, hand_over)
+
+
+def _decode_port(index: int, hand_over: HandOver) -> DecodePort:
+    return DecodePort(index, hand_over.begin, hand_over.failures, hand_over.lost)
 
 
 def _watcher(role: str, index: int, client: Client, hand_over: HandOver | None) -> Watcher:

@@ -173,6 +173,13 @@ class Replica:
         if ended:
             self._log.ended(self.index, now_ns, len(ended), self.scheduler.free_blocks - free_blocks)
 
+    def drop(self, request: Request) -> None:
+        """A request has ended here without an output."""
+        self.outstanding -= 1
+        self.prompt_tokens -= self._unanswered.pop(request.index, 0)
+        self._requests.pop(request.index, None)
+        self.queue.unflushed = True
+
     def fail(self) -> list[Request]:
         """It is gone with all it has; returns the requests that were on it, in the order in which they came."""
         gone = list(self._requests.values())

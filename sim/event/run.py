@@ -16,7 +16,7 @@ from sim.event.checks import check_conservation
 from sim.event.client import Client
 from sim.event.cluster import NOBODY, Cluster, Entry, OnProgress
 from sim.event.content import request_content
-from sim.event.handover import FREE, HandOver, HandOverCosts, Layerwise, Progress, hand_over_of
+from sim.event.handover import FREE, Failures, HandOver, HandOverCosts, Layerwise, Progress, hand_over_of
 from sim.event.lifecycle import Elastic, Lifecycle
 from sim.event.log import StepLog
 from sim.event.pool import EnginePool, PoolRanks, Prices, make_ranks
@@ -120,6 +120,7 @@ def run_fleet(
     *,
     topology: Topology | None = None,
     costs: HandOverCosts = FREE,
+    failures: Failures | None = None,
     elastic: Elastic | None = None,
     seed: int = 0,
     on_progress: OnProgress | None = None,
@@ -127,7 +128,7 @@ def run_fleet(
     """Simulate `workload` on several pools of replicas, which are numbered through, rank by rank, in their order.
 
     Pools of role `prefill` hand over to those of role `decode`, over `topology` (an endpoint for each rank, in the same
-    order) at these `costs`. `elastic`: replicas, all of role `both`, come and go.
+    order) at these `costs`, some with `failures`. `elastic`: replicas, all of role `both`, come and go.
 
     **Raises:** `Stuck` (a `ValueError`) for a run that would never end.
     """
@@ -139,7 +140,7 @@ def run_fleet(
     client = Client(
         workload, to_ns(profile.api_pickup_s), to_ns(profile.api_door_s), sum(pool.replicas for pool in entering)
     )
-    hand_over = None if topology is None else _hand_over(pools, agenda, client, topology, costs)
+    hand_over = None if topology is None else _hand_over(pools, agenda, client, topology, costs, failures)
     ranks: list[PoolRanks] = []
     for pool in pools:
         first = sum(len(made.replicas) for made in ranks)
@@ -205,12 +206,19 @@ def run_fleet(
 
 
 def _hand_over(
-    pools: Sequence[EnginePool], agenda: Agenda, client: Client, topology: Topology, costs: HandOverCosts
+    pools: Sequence[EnginePool],
+    agenda: Agenda,
+    client: Client,
+    topology: Topology,
+    costs: HandOverCosts,
+    failures: Failures | None,
 ) -> HandOver:
     """As the engine of the prefill and decode pools does it; they have one."""
     roles = roles_of(next(pool.scheduler for pool in pools if pool.role != "both"))
     assert roles is not None, "checked when the fleet was built"
-    return hand_over_of(roles, costs.layers > 0)(agenda, client, topology, costs, keeps_token=roles.keeps_token)
+    return hand_over_of(roles, costs.layers > 0)(
+        agenda, client, topology, costs, keeps_token=roles.keeps_token, failures=failures
+    )
 
 
 def _ranks_of(door: Door) -> list[Replica]:

@@ -136,7 +136,7 @@ def link_rows(result: SimulationResult) -> list[dict[str, Any]]:
 def fleet_fields(result: SimulationResult) -> dict[str, Any]:
     """What a summary has of a fleet: `pools`, `ttft_parts_ms` and `links`; null without pools."""
     if not result.pools:
-        return {"pools": None, "ttft_parts_ms": None, "links": None}
+        return {"pools": None, "ttft_parts_ms": None, "links": None, "failed_transfers": None}
     parts = ttft_parts(result)
     return {
         "pools": [_pool_fields(share) for share in pool_shares(result)],
@@ -146,6 +146,7 @@ def fleet_fields(result: SimulationResult) -> dict[str, Any]:
         }
         or None,
         "links": link_rows(result) or None,
+        "failed_transfers": None if result.transfers is None else int((result.transfers.failed > 0).sum()),
     }
 
 

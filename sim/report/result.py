@@ -9,8 +9,8 @@ from sim.report.attention_ffn import AttentionFfn
 from sim.workload.trace import Workload
 
 
-FINISHED, REJECTED, ABORTED, SHED, LOST = 0, 1, 2, 3, 4
-REQUEST_STATUS = ("finished", "rejected", "aborted", "shed", "lost")
+FINISHED, REJECTED, ABORTED, SHED, LOST, FAILED = 0, 1, 2, 3, 4, 5
+REQUEST_STATUS = ("finished", "rejected", "aborted", "shed", "lost", "failed")
 
 
 @dataclass
@@ -106,9 +106,9 @@ class TransferTable:
 
     `source`, `target`: the two replicas. `prefilled`: the prompt's last token was computed; `queued`: the decode
     instance's loop took the request up; `allocated`: it had blocks for it, and asked for the KV; `begun`, `received`:
-    its first and last byte; `seated`: it was in a batch there. `blocks`, of all groups of layers, were filled with
-    `bytes`, of all devices of the replica. `decode_first`: blocks
-    were there before the prefill began, and KV was sent while it ran. `keeps_token`: the prefill's token is the first.
+    its first and last byte; `seated`: it was in a batch there; `failed`: 1 where the KV could not be loaded. `blocks`,
+    of all groups of layers, were filled with `bytes`, of all devices of the replica. `decode_first`: blocks were there
+    before the prefill began, and KV was sent while it ran. `keeps_token`: the prefill's token is the first.
     """
 
     source: np.ndarray
@@ -119,6 +119,7 @@ class TransferTable:
     begun_ns: np.ndarray
     received_ns: np.ndarray
     seated_ns: np.ndarray
+    failed: np.ndarray
     blocks: np.ndarray
     bytes: np.ndarray
     decode_first: bool = False

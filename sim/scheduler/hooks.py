@@ -45,6 +45,9 @@ class Connector[R: Request](Protocol):
     It is told what the scheduler does; what became of the transfers is told to `Connected.report`.
     """
 
+    fails: bool
+    """Whether loads may fail."""
+
     recomputes: bool
     """Whether a request whose KV could not be loaded computes it; otherwise it ends with an error."""
 
@@ -132,6 +135,7 @@ class Progress(Protocol):
 class Alone:
     """A replica with nobody to give it KV or to read its own."""
 
+    fails = False
     recomputes = False
 
     def look_up(self, request: Request, local_tokens: int) -> External:

@@ -419,3 +419,38 @@ def test_layers_that_cannot_leave_alone(headway, words, said):
     found = headway("plan", "deployment=pd-1p1d", "deployment.transfer.layerwise=true", *words)
     assert found.code == 2
     assert said in found.err
+
+
+def test_transfers_that_fail_are_counted(headway, tmp_path):
+    words = (*PD, "deployment.transfer.failure_rate=0.5")
+    found = simulate(headway, tmp_path, *words).json()
+    assert 0 < found["failed_transfers"] == found["failed_by_status"]["failed"] == 12 - found["completed"] < 12
+    again = headway("simulate", *words, "deployment.transfer.load_failure_policy=recompute", "--json").json()
+    assert (again["completed"], again["failed_transfers"]) == (12, found["failed_transfers"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("deployment.transfer.failure_rate=0.1", "engine=vllm-0.19.0"),
+            "vllm 0.19.0 of pool prefill does nothing",
+        ),
+        (("deployment.transfer.lease_s=3", "engine=vllm-0.10.2"), "deployment.transfer.lease_s: vllm 0.10.2"),
+        (("deployment.transfer.failure_rate=2",), "failure_rate must be between 0 and 1, got 2"),
+        (("deployment.transfer.load_failure_policy=recompute",), "load_failure_policy does nothing here"),
+        (
+            (
+                "deployment.transfer.lease_s=3",
+                "deployment.transfer.layerwise=true",
+                "deployment.pairing=at_arrival",
+                "engine=vllm-0.33.0",
+            ),
+            "leave one of them out",
+        ),
+    ],
+)
+def test_failures_that_cannot_be(headway, words, said):
+    found = headway("plan", "model=llama-3.2-1b", "deployment=pd-1p1d", *words)
+    assert found.code == 2
+    assert said in found.err

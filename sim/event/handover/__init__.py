@@ -17,6 +17,7 @@ from sim.event.handover.base import (
     HandOverCosts as HandOverCosts,
     KVPort as KVPort,
 )
+from sim.event.handover.failures import Failures as Failures
 from sim.event.handover.layerwise import Layerwise as Layerwise, Progress as Progress
 from sim.event.handover.pull import Pull
 from sim.event.handover.push import Push

@@ -10,6 +10,7 @@ import numpy as np
 from sim.deployment.topology import Topology
 from sim.event.agenda import Agenda
 from sim.event.client import Client
+from sim.event.handover.failures import Failures
 from sim.event.handover.ports import DecodePort, KVPort as KVPort, PrefillPort
 from sim.event.network import Network
 from sim.event.replica import Replica
@@ -27,6 +28,7 @@ COLUMNS = (
     "begun_ns",
     "received_ns",
     "seated_ns",
+    "failed",
     "blocks",
     "bytes",
 )
@@ -58,9 +60,17 @@ class HandOver:
     decode_first: ClassVar[bool]
 
     def __init__(
-        self, agenda: Agenda, client: Client, topology: Topology, costs: HandOverCosts, *, keeps_token: bool = False
+        self,
+        agenda: Agenda,
+        client: Client,
+        topology: Topology,
+        costs: HandOverCosts,
+        *,
+        keeps_token: bool = False,
+        failures: Failures | None = None,
     ):
         self.client = client
+        self.failures = failures
         self.count = 0
         self.keeps_token = keeps_token
         self._agenda = agenda
@@ -175,18 +185,39 @@ class HandOver:
     def _received(self, source: int, target: int, request: Request, now_ns: int) -> None:
         """The last byte of a decode instance's request is there: both sides are told."""
         self._set(request.index, received_ns=now_ns)
-        there, here = self._replicas[target], self._replicas[source]
-        assert isinstance(there.port, DecodePort)
-        assert isinstance(here.port, PrefillPort)
-        there.port.arrived(request)
-        here.port.sent.append(self._prefilled[request.index])
-        for replica, port in ((there, there.port), (here, here.port)):
-            scheduler = port.scheduler
-            assert scheduler is not None
-            if replica.blocked and (scheduler.unfinished or scheduler.watches):
-                replica.hear(port)
-                replica.blocked = False
-                self._agenda.wake(replica.index, now_ns)
+        self._came(target, request, now_ns)
+        self._read(source, self._prefilled[request.index], now_ns)
+
+    def _came(self, target: int, request: Request, now_ns: int, failed: bool = False) -> None:
+        """The decode instance will hear that a load has ended."""
+        replica = self._replicas[target]
+        assert isinstance(replica.port, DecodePort)
+        replica.port.arrived(request, failed)
+        self._tell(replica, now_ns)
+
+    def _read(self, source: int, request: Request, now_ns: int) -> None:
+        """The prefill instance will hear that nobody needs the blocks of a request any more."""
+        replica = self._replicas[source]
+        assert isinstance(replica.port, PrefillPort)
+        replica.port.sent.append(request)
+        self._tell(replica, now_ns)
+
+    def _tell(self, replica: Replica, now_ns: int) -> None:
+        """A loop that rests hears it now."""
+        port = replica.port
+        assert isinstance(port, DecodePort | PrefillPort)
+        scheduler = port.scheduler
+        assert scheduler is not None
+        if replica.blocked and (scheduler.unfinished or scheduler.watches):
+            replica.hear(port)
+            replica.blocked = False
+            self._agenda.wake(replica.index, now_ns)
+
+    def lost(self, target: int, request: Request) -> None:
+        """A request has ended with an error at a decode instance."""
+        self._prefilled.pop(request.index)
+        self._replicas[target].drop(request)
+        self.client.failed(request.index, self._agenda.now_ns)
 
     def _get(self, i: int, name: str) -> int:
         return int(self._times[i, self._at[name]])

@@ -19,6 +19,7 @@ also what the decode instance has in its own prefix cache; what is computed agai
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from sim.deployment.topology import Topology
 from sim.event.agenda import Agenda
@@ -53,10 +54,8 @@ class Sending:
 class Layerwise(Pull):
     """Prefill and transfer side by side, then hand-over and blocks at the decode instance."""
 
-    def __init__(
-        self, agenda: Agenda, client: Client, topology: Topology, costs: HandOverCosts, *, keeps_token: bool = False
-    ):
-        super().__init__(agenda, client, topology, costs, keeps_token=keeps_token)
+    def __init__(self, agenda: Agenda, client: Client, topology: Topology, costs: HandOverCosts, **more: Any):
+        super().__init__(agenda, client, topology, costs, **more)
         self._sending: dict[int, Sending] = {}
 
     def executed(self, source: int, request: Request, start_ns: int, end_ns: int) -> None:
@@ -123,7 +122,7 @@ class Layerwise(Pull):
         """All of it is in the decode instance's blocks."""
         sending = self._sending.pop(i)
         assert sending.awaited is not None
-        self._received(sending.source, sending.target, sending.awaited, now_ns)
+        self._landed(sending.source, sending.target, sending.awaited, now_ns)
 
 
 class Progress:

@@ -1,9 +1,12 @@
 """The two sides of a transfer, as their schedulers see them: what is held, loaded, under way and still to be heard."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
+from sim.event.handover.failures import Failures
 from sim.scheduler.base import Request
 from sim.scheduler.hooks import NOTHING, Alone, Connected, External
+from sim.scheduler.vllm import RowBatching, RowRequest
 
 
 class PrefillPort(Alone):
@@ -52,11 +55,24 @@ class PrefillPort(Alone):
 
 
 class DecodePort(Alone):
-    """A decode instance's side: every request comes with its prompt's KV elsewhere, which is loaded once."""
+    """A decode instance's side: every request comes with its prompt's KV elsewhere, which is loaded once.
 
-    def __init__(self, index: int, begin: Callable[[int, Request, Sequence[int]], None]):
+    Of the `received` loads some have `failed`; `ended(index, request)` is told of those that end with an error.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        begin: Callable[[int, Request, Sequence[int]], None],
+        failures: Failures | None = None,
+        ended: Callable[[int, Request], None] | None = None,
+    ):
         self.scheduler: Connected | None = None
         self.received: list[Request] = []
+        self.failed: list[Request] = []
+        self.fails = failures is not None
+        self.recomputes = failures is not None and failures.recomputes
+        self._ended = ended
         self.under_way = 0
         self._index = index
         self._begin = begin
@@ -77,10 +93,12 @@ class DecodePort(Alone):
     def computed(self, request: Request, tokens: int) -> None:
         """Nobody reads them."""
 
-    def arrived(self, request: Request) -> None:
-        """All of its KV is here."""
+    def arrived(self, request: Request, failed: bool = False) -> None:
+        """All of its KV is here, or will not come."""
         self.under_way -= 1
         self.received.append(request)
+        if failed:
+            self.failed.append(request)
 
     @property
     def busy(self) -> bool:
@@ -101,7 +119,16 @@ class DecodePort(Alone):
         """Tell the scheduler which."""
         received, self.received = self.received, []
         assert self.scheduler is not None
-        self.scheduler.report(received, ())
+        if not self.failed:
+            self.scheduler.report(received, ())
+            return
+        failed, self.failed = self.failed, []
+        assert isinstance(self.scheduler, RowBatching)
+        for request in self.scheduler.transfers.report(
+            cast(list[RowRequest], received), (), (), cast(list[RowRequest], failed)
+        ):
+            assert self._ended is not None
+            self._ended(self._index, request)
 
 
 KVPort = PrefillPort | DecodePort

@@ -1,7 +1,7 @@
 """The prefill instance sends the KV of a prompt, as it computes it, to blocks that the decode instance has ready."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sim.deployment.topology import Topology
 from sim.event.agenda import Agenda
@@ -28,10 +28,8 @@ class Push(HandOver):
 
     decode_first: ClassVar[bool] = True
 
-    def __init__(
-        self, agenda: Agenda, client: Client, topology: Topology, costs: HandOverCosts, *, keeps_token: bool = False
-    ):
-        super().__init__(agenda, client, topology, costs, keeps_token=keeps_token)
+    def __init__(self, agenda: Agenda, client: Client, topology: Topology, costs: HandOverCosts, **more: Any):
+        super().__init__(agenda, client, topology, costs, **more)
         self._sending: dict[int, Sending] = {}
 
     def arrived(self, i: int, source: int, outputs: int) -> Request | None:

@@ -47,7 +47,7 @@ def make_connected(
 ) -> ConnectedBatching | RowBatching:
     """The scheduler of an instance whose KV comes from others, or is read by them; the fast path where it is equal."""
     one_of(POLICIES, **{"engine.scheduling_policy": settings.scheduling_policy})
-    if takes_fast_path(settings, cache) and settings.profile.connector.aside != "none":
+    if takes_fast_path(settings, cache) and settings.profile.connector.aside != "none" and not connector.fails:
         return ConnectedBatching(
             _fast_blocks(settings, cache), connector, settings.profile.connector, **_limits(settings)
         )
