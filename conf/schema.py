@@ -37,6 +37,8 @@ class SimulateConf:
     - `percentiles`: of every latency, 0 to 100.
     - `log_interval_s`: seconds between two lines of the engine's log, where its engine goes by time (vLLM's
       VLLM_LOG_STATS_INTERVAL).
+    - `timeline_layers`: steps that the timeline shows layer by layer, as 3, 3-7 or 0,5-9, by their number in order of
+      their start.
     - `predictor`: prices of steps: "auto", learned kernels where some are shipped for the device, and what measured
       servers taught; "kernels", without the latter; "analytic", without either; or a folder or file that
       `headway calibrate` wrote.
@@ -53,6 +55,7 @@ class SimulateConf:
     seed: int = 0
     percentiles: list[float] = field(default_factory=lambda: [50.0, 90.0, 95.0, 99.0])
     log_interval_s: float = 10.0
+    timeline_layers: str = ""
     predictor: str = "auto"
     results: str | None = None
 

@@ -34,6 +34,7 @@ from sim.memory.terms import MemoryBudget
 from sim.model.read import model_from_conf
 from sim.report.engine_log import check_interval
 from sim.report.metrics import check_slo
+from sim.report.timeline.layers import steps_wanted
 from sim.scan.jobs import LaneJob, lane_job
 from sim.scheduler.find import knows_groups, most_batch_tokens, most_running
 from sim.workload.build import build_workload
@@ -166,6 +167,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
         raise ValueError("this takes a deployment of one kind of replicas: leave out deployment.pools.")
     check_asked(conf.deployment, specs, conf.seed)
     check_interval(conf.log_interval_s)
+    steps_wanted(conf.timeline_layers)
     check_slo(bounds_ms(conf))
     check_experts(conf.experts)
     model = model_from_conf(conf.model)

@@ -8,6 +8,7 @@ import numpy as np
 
 from sim.api.attention_ffn import attention_ffn_use, sent_bytes
 from sim.api.job import Job, bounds_ms
+from sim.api.layer_kinds import layer_kinds
 from sim.cost.attention_ffn_steps import SideTimes, attention_ffn_steps
 from sim.cost.experts.draw import step_draws
 from sim.cost.experts.prices import SUMS
@@ -102,6 +103,7 @@ def assemble(
         retries=found.retries if isinstance(found, ExactRun) else {},
         experts=_expert_table(job, steps),
         attention_ffn=used,
+        layers=layer_kinds(plan),
     )
 
 

@@ -13,6 +13,9 @@ from heapq import heapify, heappop, heappush
 from sim.event.agenda import NEVER, Action, Agenda
 
 
+MOST_CHANGES = 20_000
+
+
 class Flow:
     """Bytes on their way over `links`; `done(now_ns)` is called when the last one is there."""
 
@@ -31,7 +34,8 @@ class Flow:
 class Network:
     """All links by number, with what they can carry per nanosecond, and the flows on them.
 
-    Counted per link: `bytes`, `busy_ns` with at least one flow, the `most_flows` at once.
+    Counted per link: `bytes`, `busy_ns` with at least one flow, the `most_flows` at once. `changes`: link, time and
+    bytes per second from then on, three columns, of the first `MOST_CHANGES`; `changes_left_out` counts the others.
     """
 
     def __init__(self, agenda: Agenda, bytes_per_s: Sequence[float] = ()):
@@ -43,6 +47,8 @@ class Network:
         self._busy_since: list[int] = []
         self._agenda = agenda
         self.grow(bytes_per_s)
+        self.changes: tuple[list[int], list[int], list[float]] = ([], [], [])
+        self.changes_left_out = 0
         self._begun = 0
         self._ends: list[tuple[int, int, int, Flow]] = []
         self._alarm_ns = NEVER
@@ -89,6 +95,7 @@ class Network:
                 del self._flows[link][flow.number]
                 if not self._flows[link]:
                     self.busy_ns[link] += now_ns - self._busy_since[link]
+        self._note(now_ns, dict.fromkeys(link for flow in ended for link in flow.links if not self._flows[link]))
         neighbours = {f.number: f for flow in ended for link in flow.links for f in self._flows[link].values()}
         self._share(now_ns, neighbours.values())
         for flow in ended:
@@ -131,6 +138,18 @@ class Network:
             flow.version += 1
             end_ns = now_ns + _ceil(flow.left_bytes / flow.bytes_per_ns)
             heappush(self._ends, (end_ns, number, flow.version, flow))
+        self._note(now_ns, links)
+
+    def _note(self, now_ns: int, links: Iterable[int]) -> None:
+        """What is sent over these links from now on."""
+        numbers, times, rates = self.changes
+        for link in links:
+            if len(numbers) < MOST_CHANGES:
+                numbers.append(link)
+                times.append(now_ns)
+                rates.append(1e9 * sum(flow.bytes_per_ns for flow in self._flows[link].values()))
+            else:
+                self.changes_left_out += 1
 
 
 def fair_rates(capacity: dict[int, float], paths: dict[int, Sequence[int]]) -> dict[int, float]:

@@ -130,7 +130,8 @@ class TransferTable:
 class LinkTable:
     """Links that KV went over, axis `link`: what they can carry, what they did, and for how long at least one flow did.
 
-    `most_flows`: at once.
+    `most_flows`: at once. `change_link`, `change_ns`, `change_rate`: from when on how many bytes per second were sent
+    over which link, in order of time, the first of them; `changes_left_out`: how many more there were.
     """
 
     names: list[str]
@@ -138,6 +139,28 @@ class LinkTable:
     bytes: np.ndarray
     busy_ns: np.ndarray
     most_flows: np.ndarray
+    change_link: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    change_ns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    change_rate: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    changes_left_out: int = 0
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """Layers of a model that are alike: their numbers, and the pipeline stage of each.
+
+    `matrix_elements`: of the matrices of one of them, without routed experts; `experts`: whether it has such.
+    """
+
+    name: str
+    stage_of: dict[int, int]
+    matrix_elements: float
+    experts: bool
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Which layers of the model."""
+        return tuple(self.stage_of)
 
 
 @dataclass(frozen=True)
@@ -230,6 +253,7 @@ class SimulationResult:
       failed.
     - `experts`: how unevenly tokens were spread over them; None where that was not drawn.
     - `attention_ffn`: of a deployment whose feed-forward parts run on devices of their own, what both sides did.
+    - `layers`: the kinds of layers of the model.
     - `log`: format and rules of the engine's own log by name (`sim.deployment.rules.LogRules`; empty: not known), which
       has a line every `log_interval_s` where it goes by time.
     """
@@ -271,6 +295,7 @@ class SimulationResult:
     transfers: TransferTable | None = None
     links: LinkTable | None = None
     retries: dict[int, int] = field(default_factory=dict)
+    layers: tuple[LayerKind, ...] = ()
     experts: ExpertTable | None = None
     attention_ffn: AttentionFfn | None = None
 

@@ -17,7 +17,7 @@ from sim.report.plain import plain, to_json
 from sim.report.result import SimulationResult
 from sim.report.summary import SCHEMA, failure_summary, summary
 from sim.report.tables import arrow_table, request_columns, step_columns
-from sim.report.timeline import timeline
+from sim.report.timeline.trace import timeline
 
 
 SUMMARY = "summary.json"

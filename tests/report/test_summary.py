@@ -13,7 +13,7 @@ from sim.report.page.build import page
 from sim.report.plain import plain, to_json
 from sim.report.result import REJECTED, MemoryReport, MemoryTerm
 from sim.report.summary import LATENCIES, failure_summary, summary
-from sim.report.timeline import timeline
+from sim.report.timeline.trace import timeline
 
 
 VLLM_FIELDS = [

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
-from sim.report.timeline import REQUESTS_PID, timeline
+from sim.report.result import LayerKind
+from sim.report.timeline.layers import steps_wanted
+from sim.report.timeline.marks import REQUESTS_PID
+from sim.report.timeline.trace import timeline
 
 
 def spans(trace, pid):
@@ -29,6 +32,7 @@ def test_three_requests(three):
         ("mixed", 5e5, 5e5),
     ]
     assert steps[2]["args"] == {
+        "step": 2,
         "prefill tokens": 40,
         "prefill chunks": 1,
         "decodes": 5,
@@ -73,3 +77,55 @@ def test_counters_are_the_step_table(result, name):
     changes = [event["args"]["value"] for event in trace["traceEvents"] if event["ph"] == "C" and event["name"] == name]
     column = getattr(result.steps, name)
     assert changes == column[np.concatenate([[True], np.diff(column) != 0])].tolist()
+
+
+KINDS = (
+    LayerKind("Attention, Dense", {0: 0}, 3.0, False),
+    LayerKind("Attention, MoE", {1: 0, 2: 0}, 1.0, True),
+)
+COMPONENTS = {"gemm_s": 0.05, "moe_s": 0.04, "attention_s": 0.03, "launch_s": 0.01, "head_s": 0.02, "host_s": 0.0}
+
+
+def test_a_step_opens_to_its_layers(three):
+    """Step 1 takes 200 ms, its components 150: scaled by 4/3. Products 3 : 1 : 1, experts in two, attention in all."""
+    components = {name: np.full(3, value) for name, value in COMPONENTS.items()}
+    trace = timeline(three(layers=KINDS, components_s=components, config={"timeline_layers": "1"}))
+    assert trace["otherData"]["steps_opened"] == 1
+    inside = [event for event in spans(trace, 1) if "step" not in event["args"]]
+    tops = [event for event in inside if event["name"].startswith(("layer", "launch", "head"))]
+    shown = [(event["name"], pytest.approx(event["dur"] / 1000)) for event in tops]
+    scale = 4 / 3
+    assert shown == [
+        ("launches", 10 * scale),
+        ("layer 0", (30 + 10) * scale),
+        ("layer 1", (10 + 10 + 20) * scale),
+        ("layer 2", (10 + 10 + 20) * scale),
+        ("head and sampler", 20 * scale),
+    ]
+    assert (tops[0]["ts"], tops[-1]["ts"] + tops[-1]["dur"]) == (1e5, pytest.approx(3e5))
+    parts = [(event["name"], event["dur"] / 1000) for event in inside if event not in tops]
+    assert parts[:2] == [("matrix products", pytest.approx(40.0)), ("attention", pytest.approx(10 * scale))]
+    assert [name for name, _ in parts[2:5]] == ["matrix products", "attention", "experts"]
+    assert "layers of one kind" in tops[2]["args"]["note"] and tops[2]["args"]["kind"] == "Attention, MoE"
+
+
+def test_layers_of_two_stages_fill_their_slices():
+    """Each stage shows its own layers; the head is on the last, launches on both."""
+    from sim.report.timeline.layers import parts_of
+
+    kinds = (LayerKind("Attention, Dense", {0: 0, 1: 1}, 1.0, False),)
+    names = [[name for name, _, _ in parts_of(kinds, COMPONENTS, stage, 2)] for stage in range(2)]
+    assert names == [["launches", "layer 0"], ["launches", "layer 1", "head and sampler"]]
+    seconds = [
+        second for stage in range(2) for _, _, part in parts_of(kinds, COMPONENTS, stage, 2) for _, second in part
+    ]
+    assert sum(seconds) == pytest.approx(sum(COMPONENTS.values()))
+
+
+def test_which_steps_are_opened_is_said_in_numbers():
+    assert steps_wanted("3, 5-7") == [(3, 3), (5, 7)]
+    for text in ("a", "7-5", "-1", "1-", "1.5"):
+        with pytest.raises(ValueError, match="timeline_layers wants numbers"):
+            steps_wanted(text)
+    with pytest.raises(ValueError, match="at most 1,000"):
+        steps_wanted("0-1000")

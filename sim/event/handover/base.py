@@ -255,6 +255,10 @@ class HandOver:
             np.array(network.bytes),
             np.array(network.busy_ns, np.int64),
             np.array(network.most_flows, np.int64),
+            change_link=np.array(network.changes[0], np.int64),
+            change_ns=np.array(network.changes[1], np.int64),
+            change_rate=np.array(network.changes[2], np.float64),
+            changes_left_out=network.changes_left_out,
         )
 
 

@@ -1,0 +1,48 @@
+"""Each request's track: the parts of its life, one after the other."""
+
+import numpy as np
+
+from sim.report.fleet import WORDS, part_times
+from sim.report.result import SimulationResult
+from sim.report.timeline.marks import REQUESTS_PID, Event, span, thread_names
+
+
+COLUMNS = (
+    "arrival_ns",
+    "scheduled_ns",
+    "first_token_ns",
+    "finish_ns",
+    "prompt_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "preemptions",
+    "replica",
+)
+
+
+def request_events(result: SimulationResult, kept: np.ndarray) -> list[Event]:
+    """Slices from arrival to end; of a request that was handed over with the way of its KV."""
+    requests = result.requests
+    columns = [np.asarray(getattr(requests, name))[kept].tolist() for name in COLUMNS]
+    ways = part_times(result)
+    handed = np.zeros(len(requests), bool) if result.transfers is None else np.asarray(result.transfers.source) >= 0
+    events: list[Event] = []
+    for index, arrival, scheduled, first, finish, prompt, output, cached, preemptions, replica in zip(
+        kept.tolist(), *columns, strict=True
+    ):
+        args = {
+            "request": index,
+            "replica": result.rank_name(replica),
+            "prompt tokens": prompt,
+            "cached tokens": cached,
+            "output tokens": output,
+            "preemptions": preemptions,
+        }
+        parts = [("queue", arrival, scheduled), ("prefill", scheduled, first)]
+        if handed[index]:
+            parts = [(WORDS[name], int(start[index]), int(end[index])) for name, start, end in ways]
+        for name, start, end in (*parts, ("decode", first, finish)):
+            if end > start:
+                events.append(span(REQUESTS_PID, index + 1, name, start, end, args))
+        events += thread_names(REQUESTS_PID, {index + 1: f"request {index}"})
+    return events
