@@ -119,6 +119,7 @@ class Job:
                     tokens=most * (plan.domains.dp_attn if plan.shared is not None else 1),
                     first=sum(layers[:number]),
                     of_model=sum(layers),
+                    exchange=plan.exchange if plan.shared is not None else None,
                 )
             )
         return tuple(found)

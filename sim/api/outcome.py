@@ -225,9 +225,6 @@ def _left_out(job: Job) -> list[str]:
     if job.plan.model.is_moe and job.conf.experts.law == EVEN:
         missing.append("uneven expert load: see experts.law")
     elif job.plan.model.is_moe:
-        missing.append(
-            "traffic of the exchange between ranks that follows the experts' popularity: it is spread evenly"
-        )
         missing.append("experts that move while the engine runs: they stay where the mean popularity puts them")
     scheduler = job.conf.engine.scheduler
     if job.plan.engine.prefix_caching and not has_content(job.workload):

@@ -1,15 +1,19 @@
 """Unevenly spread experts: draws, loads of ranks, their price by hand, and both details of a step."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from sim.cost.experts.build import routed_experts
 from sim.cost.experts.draw import step_draw, step_draws
+from sim.cost.experts.times import ExchangeTimes
 from sim.cost.experts.waits import rank_waits
-from sim.cost.moe import loaded_s, moe_terms
+from sim.cost.moe import loaded_s, moe_s, moe_terms
 from sim.deployment.domains import Domains
 from sim.deployment.lower import lower_rank
+from sim.deployment.plan import MOST, ExchangeRule
 from sim.workload.experts.conf import ExpertsConf
 
 
@@ -79,19 +83,17 @@ def test_a_layer_on_a_rank_costs_what_the_kernel_says_of_its_loads(cost, shared,
 def test_a_step_waits_for_the_slowest_rank_of_each_layer(cost, shared):
     found = spread(cost, shared, law="zipf", detail="layers")
     each = found.layer_seconds(np.array([64.0]), np.array([0.25]))[0]
-    assert found(64, 0.25) == pytest.approx(sum(max(layer) for layer in each.tolist()))
+    assert found(64, 0.25, False) == pytest.approx(sum(max(layer) for layer in each.tolist()))
     waits = rank_waits(found, np.array([64.0]), np.array([0.25]))
-    assert waits.busy_s + waits.wait_s == pytest.approx(np.full(4, found(64, 0.25)))
+    assert waits.busy_s + waits.wait_s == pytest.approx(np.full(4, found(64, 0.25, False)))
 
 
 def test_even_spread_is_what_many_tokens_of_one_law_come_to(cost, shared):
     """With 4,096 tokens a rank's rows differ from a quarter by about a percent; the analytic price is of just that."""
-    from sim.cost.moe import moe_s
-
     found = spread(cost, shared, law="uniform", detail="layers")
     even = float(moe_s(moe_terms(shared.moe, shared.device, cost.moe), np.float64(4096.0))[0])
-    assert found(4096, 0.5) == pytest.approx(even, rel=0.03)
-    assert found(4096, 0.5) > even
+    assert found(4096, 0.5, False) == pytest.approx(even, rel=0.03)
+    assert found(4096, 0.5, False) > even
 
 
 @pytest.mark.parametrize("law", ["uniform", "zipf", "dirichlet"])
@@ -99,12 +101,14 @@ def test_even_spread_is_what_many_tokens_of_one_law_come_to(cost, shared):
 def test_the_collapsed_step_has_the_mean_and_the_tail_of_all_layers(cost, shared, law, tokens):
     exact, short = (spread(cost, shared, law=law, detail=detail) for detail in ("layers", "collapsed"))
     draw = np.random.default_rng(0).random(3000)
-    one, other = (found.step_seconds(np.full(3000, float(tokens)), draw) for found in (exact, short))
+    one, other = (
+        found.step_seconds(np.full(3000, float(tokens)), draw, np.zeros(3000, bool)) for found in (exact, short)
+    )
     assert other.mean() == pytest.approx(one.mean(), rel=0.01)
     assert other.std() == pytest.approx(one.std(), rel=0.25)
     for quantile in (0.05, 0.95, 0.99):
         assert np.quantile(other, quantile) == pytest.approx(np.quantile(one, quantile), rel=0.02)
-    assert short(tokens, float(draw[0])) == other[0]
+    assert short(tokens, float(draw[0]), False) == other[0]
 
 
 def test_a_window_is_like_tokens_that_choose_independently(cost, shared):
@@ -122,15 +126,47 @@ def test_a_window_is_like_tokens_that_choose_independently(cost, shared):
 def test_balance_and_copies_shorten_a_step(cost, shared):
     linear = spread(cost, shared, law="zipf", detail="layers")
     balanced = spread(cost, shared, law="zipf", detail="layers", rule="balanced")
-    assert balanced(2000, 0.5) < linear(2000, 0.5)
+    assert balanced(2000, 0.5, False) < linear(2000, 0.5, False)
     steeper = spread(cost, shared, law="zipf", exponent=2.0, detail="layers")
-    assert steeper(2000, 0.5) > linear(2000, 0.5)
+    assert steeper(2000, 0.5, False) > linear(2000, 0.5, False)
 
 
 def test_layers_that_differ_in_their_experts_are_refused(cost, shared):
-    from dataclasses import replace
-
     moe = shared.moe
     other = replace(moe, count=np.array([1.0, 1.0]), experts=np.array([16.0, 8.0]))
     with pytest.raises(ValueError, match=r"as many experts and choices, got \[8, 16\] experts"):
         spread(cost, replace(shared, moe=other), law="zipf")
+
+
+def test_the_exchange_waits_for_the_fullest_rank_of_each_layer():
+    """Microseconds are tokens / 10, with a prefill tokens / 5: where the fullest rank has 3/2 of the mean in one layer
+    and 2 in the other, 100 tokens take as long as 150 and 200, 15 us more in all; with a prefill 30."""
+    sizes = np.array([0.0, 1000.0])
+    times = ExchangeTimes(sizes, (1e-7 * sizes, 2e-7 * sizes))
+    fullest = np.array([[1.5, 2.0]])
+    assert times.more_s(0, np.array([100.0]), fullest) == pytest.approx([15e-6])
+    assert times.more_s(1, np.array([100.0]), fullest) == pytest.approx([30e-6])
+
+
+@pytest.mark.parametrize("detail", ["collapsed", "layers"])
+def test_traffic_to_the_fullest_rank_lengthens_a_step_by_what_it_takes_there(cost, shared, detail):
+    """The plan's exchange, as if tokens went straight to their experts; in prefills it is twice as large."""
+    twice = replace(shared.collective, count=2.0 * shared.collective.count)
+    given = {"law": "zipf", "detail": detail}
+    without = spread(cost, shared, **given)
+    found = routed_experts(
+        cost,
+        shared,
+        ExpertsConf(**given),
+        0,
+        ranks=4,
+        redundant=0,
+        rule="linear",
+        tokens=4096,
+        exchange=ExchangeRule(MOST, twice),
+    )
+    for tokens in (16, 3000):
+        base, decode, prefill = without(tokens, 0.5, False), found(tokens, 0.5, False), found(tokens, 0.5, True)
+        assert prefill - base == pytest.approx(2 * (decode - base), rel=0.02)
+        assert decode > base
+    assert spread(cost, shared, **given)(16, 0.5, True) == without(16, 0.5, False)

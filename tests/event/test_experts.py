@@ -21,7 +21,10 @@ def run(*overrides, law="zipf"):
     return simulate(*MODEL, *LOAD, *overrides, f"experts.law={law}")
 
 
-@pytest.mark.parametrize("shape", [ONE, RANKS, STAGES])
+DIRECT = (*RANKS, "deployment.all_to_all=deepep_auto")
+
+
+@pytest.mark.parametrize("shape", [ONE, RANKS, STAGES, DIRECT])
 @pytest.mark.parametrize("detail", ["collapsed", "layers"])
 def test_the_engine_uses_the_prices_that_the_report_finds(shape, detail):
     result = run(*shape, f"experts.detail={detail}")

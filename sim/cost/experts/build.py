@@ -1,16 +1,17 @@
 """From a law of popularity and a plan to the seconds of its experts: choices drawn, experts placed, layers priced."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from sim.cost.experts.loads import PER_OCTAVE, expert_loads
-from sim.cost.experts.times import ACTIVE, LayerTimes, RoutedExperts
+from sim.cost.experts.times import ACTIVE, ExchangeTimes, LayerTimes, RoutedExperts
 from sim.cost.model import CostModel
-from sim.cost.table import price_experts
+from sim.cost.table import STATS, price_experts, price_steps
 from sim.deployment.placement import place
-from sim.deployment.plan import PlanArrays
+from sim.deployment.plan import MOST, ExchangeRule, PlanArrays
 from sim.workload.experts import popularity
 from sim.workload.experts.choices import choices, drawn_tokens
 from sim.workload.experts.conf import ExpertsConf
@@ -31,11 +32,13 @@ def routed_experts(
     tokens: int,
     first: int = 0,
     of_model: int | None = None,
+    exchange: ExchangeRule | None = None,
 ) -> RoutedExperts:
     """Draw the choices of a plan's expert layers and tabulate their price.
 
     `ranks`: groups that hold whole experts; `rule`, `redundant`: of their placement; `tokens`: most of one step. `plan`
     has layers with experts, from the one of number `first` on, `of_model` expert layers (None: all are here).
+    `exchange`: of data-parallel ranks, whose tokens reach them by `plan.collective`.
 
     **Raises:** `ValueError` for a popularity that does not describe the model.
     """
@@ -61,7 +64,27 @@ def routed_experts(
         _layer_times(cost, plan, int(slot), np.arange(begins[index], begins[index + 1]), ranks, tokens)
         for index, slot in enumerate(used)
     )
-    return RoutedExperts(loads, kinds, conf.detail, seed)
+    ways = _exchange_times(cost, plan, exchange, layers, ranks * tokens) if exchange is not None else None
+    return RoutedExperts(loads, kinds, conf.detail, seed, ways)
+
+
+def _exchange_times(
+    cost: CostModel, plan: PlanArrays, exchange: ExchangeRule, layers: int, most: int
+) -> ExchangeTimes | None:
+    """One layer's exchange; None where every rank gets the tokens of all, whoever needs them."""
+    if exchange.decides != MOST:
+        return None
+    sizes = _sizes(most)
+    ways = [plan] if exchange.prefill is None else [plan, replace(plan, collective=exchange.prefill)]
+    zero = np.zeros(len(sizes))
+    columns = dict.fromkeys(STATS, zero) | {"padded_tokens": sizes}
+    return ExchangeTimes(sizes, tuple(price_steps(cost, way, columns)["collective_s"] / layers for way in ways))
+
+
+def _sizes(most: int) -> Float[np.ndarray, " size"]:
+    """Numbers of tokens up to `most` and a little beyond, half an octave apart."""
+    octaves = int(np.ceil(np.log2(max(most, 2)) * PER_OCTAVE))
+    return np.unique(np.round(2.0 ** (np.arange(octaves + 1) / PER_OCTAVE)))
 
 
 def _layer_times(
@@ -69,8 +92,7 @@ def _layer_times(
 ) -> LayerTimes:
     slots: Any = plan.moe
     local = float(slots.local_experts[slot])
-    octaves = int(np.ceil(np.log2(max(most, 2)) * PER_OCTAVE))
-    sizes = np.unique(np.round(2.0 ** (np.arange(octaves + 1) / PER_OCTAVE)))
+    sizes = _sizes(most)
     ratios = np.unique(np.concatenate([RATIOS[: np.searchsorted(RATIOS, ranks)], [float(ranks)]]))
     mean = sizes * float(slots.top_k[slot]) / ranks
     grid = np.meshgrid(np.arange(len(sizes)), ratios, ACTIVE * local, indexing="ij")

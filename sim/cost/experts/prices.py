@@ -31,7 +31,7 @@ class RoutingPrices(NamedTuple):
     def extra_s(self, tokens: int, decode_sum: int, decodes: int, prefill_area: int, prefill_tokens: int) -> float:
         """Seconds that the experts of a step with these sums take beyond what is tabulated."""
         draw = step_draw(self.experts.seed, decode_sum, decodes, prefill_area, prefill_tokens)
-        return self.experts(tokens, draw) - self.even_s[tokens]
+        return self.experts(tokens, draw, prefill_tokens > 0) - self.even_s[tokens]
 
     def change_s(self, extra_s: float, tokens: int, mode: int) -> float:
         """By how much that changes a step whose launches hide behind its own kernels only."""
@@ -46,5 +46,5 @@ def extra_seconds(
     found = np.zeros(len(tokens))
     some = tokens > 0
     draw = step_draws(experts.seed, *(values[some] for values in sums))
-    found[some] = experts.step_seconds(tokens[some], draw) - even_s[some]
+    found[some] = experts.step_seconds(tokens[some], draw, sums[-1][some] > 0) - even_s[some]
     return found
