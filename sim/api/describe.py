@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from conf.schema import SimulateConf
+from sim.api.transfers import costs_of
 from sim.deployment.compile import compile_plan
 from sim.deployment.plan import Plan
 from sim.deployment.pools import PoolSpec, pools_of
@@ -11,7 +12,6 @@ from sim.deployment.topology import Topology, lay_out
 from sim.deployment.traffic import traffic
 from sim.event.asked import KVSide, check_asked, check_kv
 from sim.hardware.check import device_from
-from sim.hardware.kv_transfer import connector_of, transfer_facts
 from sim.memory.budget import memory_budget
 from sim.memory.describe import with_fitting_length
 from sim.memory.plan_tree import Branch, pool_branch
@@ -36,8 +36,7 @@ def describe_plan(conf: SimulateConf) -> Described:
     sides = [KVSide(spec, plan.engine, budget) for spec, (plan, budget) in zip(specs, compiled, strict=True)]
     check_kv(sides, conf.deployment.transfer)
     side = next((spec for spec in specs if spec.role != "both"), specs[0])
-    facts = transfer_facts(connector_of(conf.deployment.transfer.connector, side.engine.scheduler)).values
-    efficiency = conf.deployment.transfer.efficiency
+    _, efficiency = costs_of(conf, side.engine.scheduler, 0)
     topology = lay_out(
         [
             (
@@ -49,7 +48,7 @@ def describe_plan(conf: SimulateConf) -> Described:
             for spec, (plan, _) in zip(specs, compiled, strict=True)
         ],
         conf.deployment.transfer,
-        facts["efficiency"] if efficiency is None else efficiency,
+        efficiency,
     )
     branches: list[Branch] = []
     firsts: list[int] = []

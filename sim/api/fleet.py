@@ -10,17 +10,16 @@ import numpy as np
 from conf.schema import SimulateConf
 from sim.api.job import Infeasible, Job, bounds_ms, build
 from sim.api.outcome import assemble, timing
+from sim.api.transfers import costs_of, failures_of, hand_over_rows, not_modelled
 from sim.deployment.pools import PoolSpec, pools_of
 from sim.deployment.topology import Topology, lay_out
 from sim.event.asked import KVSide, check_asked, check_kv
 from sim.event.cluster import OnProgress
 from sim.event.elastic import elastic_of, elastic_rows
-from sim.event.handover import Failures, HandOverCosts
 from sim.event.pool import EnginePool, Prices
 from sim.event.run import ExactRun, Routing, run_fleet
-from sim.hardware.kv_transfer import connector_of, transfer_facts
 from sim.report.result import PoolResult, RequestTable, SimulationResult, StepTable
-from sim.scheduler.find import failure, roles_of
+from sim.scheduler.find import failure
 from sim.workload.build import build_workload
 from sim.workload.trace import Workload
 
@@ -90,7 +89,7 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     if any(spec.role == "prefill" for spec in specs):
         sides = [KVSide(spec, p.job.plan.engine, p.job.budget) for spec, p in zip(specs, pools, strict=True)]
         check_kv(sides, conf.deployment.transfer)
-        _, efficiency = _costs(conf, pools)
+        _, efficiency = costs_of(conf, _scheduler(pools), 0)
         topology = lay_out(
             [(pool.name, pool.job.plan.device, pool.ranks, pool.devices_per_rank) for pool in pools],
             conf.deployment.transfer,
@@ -125,29 +124,10 @@ def _scheduler(pools: Sequence[PoolJob]) -> str:
     return next((pool for pool in pools if pool.role != "both"), pools[0]).job.conf.engine.scheduler
 
 
-def _costs(conf: SimulateConf, pools: Sequence[PoolJob]) -> tuple[HandOverCosts, float]:
-    """What a hand-over costs, and the share of the links' rate that a transfer reaches."""
-    given = conf.deployment.transfer
-    facts = transfer_facts(connector_of(given.connector, _scheduler(pools))).values
-    value = {key: facts[key] if getattr(given, key) is None else getattr(given, key) for key in facts}
-    layers = len(pools[0].job.plan.model.layers) if given.layerwise else 0
-    costs = HandOverCosts(value["hand_over_s"], value["setup_s"], value["block_s"], value["latency_s"], layers)
-    return costs, value["efficiency"]
-
-
-def _failures(fleet: Fleet) -> Failures | None:
-    """What becomes of loads that fail, if any do."""
-    given = fleet.conf.deployment.transfer
-    if not given.failure_rate and given.lease_s is None:
-        return None
-    own_s = next(pool.job.plan.engine.profile.connector.lease_s for pool in fleet.pools if pool.role == "prefill")
-    return Failures(
-        given.failure_rate,
-        given.load_failure_policy == "recompute",
-        own_s if given.lease_s is None else given.lease_s,
-        given.lease_s is not None,
-        fleet.conf.seed,
-    )
+def _lease_s(fleet: Fleet) -> float:
+    """How long prefill instances hold blocks for a reader of whom they hear nothing; 0 without any."""
+    sides = (pool.job.plan.engine.profile.connector for pool in fleet.pools if pool.role == "prefill")
+    return next((side.lease_s for side in sides), 0.0)
 
 
 def _prices(fleet: Fleet) -> list[Prices]:
@@ -190,7 +170,8 @@ def run_fleet_of(fleet: Fleet, on_progress: OnProgress | None = None) -> Simulat
         deployment.router_options,
         deployment.decode_router_options,
     )
-    costs, _ = _costs(fleet.conf, fleet.pools)
+    layers = len(fleet.pools[0].job.plan.model.layers)
+    costs, _ = costs_of(fleet.conf, _scheduler(fleet.pools), layers)
     try:
         exact = run_fleet(
             fleet.workload,
@@ -198,7 +179,7 @@ def run_fleet_of(fleet: Fleet, on_progress: OnProgress | None = None) -> Simulat
             routing,
             topology=fleet.topology,
             costs=costs,
-            failures=_failures(fleet),
+            failures=failures_of(fleet.conf, _lease_s(fleet)),
             elastic=elastic_of(
                 deployment,
                 {pool.name: (pool.role, pool.job.conf.deployment.replicas) for pool in fleet.pools},
@@ -334,65 +315,9 @@ def _assumptions(fleet: Fleet, pools: Sequence[PoolResult]) -> list[tuple[str, s
     deployment = fleet.conf.deployment
     rows.append(("router", deployment.router, "deployment.router"))
     rows += elastic_rows(deployment)
-    if not fleet.disaggregated:
-        return rows
-    scheduler = _scheduler(fleet.pools)
-    connector = connector_of(deployment.transfer.connector, scheduler)
-    facts, sources = transfer_facts(connector)
-    roles = roles_of(scheduler)
-    early = (roles is not None and roles.decode_first) or deployment.pairing == "at_arrival"
-    when = "when the request arrives" if early else "when the prefill ends"
-    rows.append(("decode instance", f"{deployment.decode_router}, chosen {when}", "deployment.decode_router, pairing"))
-    rows.append(("KV connector", connector, "deployment.transfer.connector"))
-    words = {
-        "hand_over_s": ("hand-over to the decode side's server", "{:.2f} ms", 1e3),
-        "setup_s": ("before the first byte, per transfer", "{:.2f} ms", 1e3),
-        "block_s": ("before the first byte, per block", "{:.1f} us", 1e6),
-        "latency_s": ("latency of a transfer", "{:.2f} ms", 1e3),
-        "efficiency": ("share of the links' rate that transfers reach", "{:.2f}", 1.0),
-    }
-    for key, (what, form, scale) in words.items():
-        given = getattr(deployment.transfer, key)
-        source = f"deployment.transfer.{key}" if given is not None else sources[key]
-        rows.append((what, form.format(scale * (facts[key] if given is None else given)), source))
-    return rows + _transfer_rows(fleet)
-
-
-def _transfer_rows(fleet: Fleet) -> list[tuple[str, str, str]]:
-    """What is said of transfers that overlap the prefill, and of those that fail."""
-    given, where = fleet.conf.deployment.transfer, "deployment.transfer"
-    rows = []
-    if given.layerwise:
-        rows.append(("KV of a layer", "leaves while later layers and chunks are computed", f"{where}.layerwise"))
-    failures = _failures(fleet)
-    if failures is None:
-        return rows
-    then = "the decode instance computes the prompt" if failures.recomputes else "the request ends with an error"
-    rows.append(
-        ("transfers that fail", f"{100 * failures.rate:g} %; {then}", f"{where}.failure_rate, load_failure_policy")
-    )
-    since = "after its prefill" if failures.expires else "after the failure of its transfer"
-    source = (
-        f"{where}.lease_s" if failures.expires else "the engine's lease, renewed while the decode side wants the KV"
-    )
-    rows.append(("a prefill instance frees KV that nobody reads", f"{failures.lease_s:g} s {since}", source))
-    return rows
-
-
-NEVER_FAILS = ("transfers that fail, and leases that run out (deployment.transfer.failure_rate, lease_s)",)
-LEAVES_WHOLE = ("transfer of layers while others are still computed (deployment.transfer.layerwise)",)
+    return rows + (hand_over_rows(fleet.conf, _scheduler(fleet.pools), _lease_s(fleet)) if fleet.disaggregated else [])
 
 
 def _not_modelled(fleet: Fleet, results: Sequence[SimulationResult]) -> list[str]:
     found = list(dict.fromkeys(sentence for result in results for sentence in result.not_modelled))
-    roles = roles_of(_scheduler(fleet.pools)) if fleet.disaggregated else None
-    transfer = fleet.conf.deployment.transfer
-    if roles is not None:
-        found += [
-            *roles.not_modelled,
-            "requests that are aborted on their way from prefill to decode",
-            "prefill and decode instances that come and go, and transfers of those that fail",
-            *(() if transfer.failure_rate or transfer.lease_s else NEVER_FAILS),
-            *(() if transfer.layerwise else LEAVES_WHOLE),
-        ]
-    return found
+    return found + (not_modelled(fleet.conf, _scheduler(fleet.pools)) if fleet.disaggregated else [])

@@ -16,7 +16,7 @@ from sim.report.metrics import Metrics, latencies, meets
 from sim.report.page.data import chart_data
 from sim.report.plain import plain, to_json
 from sim.report.priority import by_priority
-from sim.report.result import SimulationResult
+from sim.report.result import FINISHED, SimulationResult
 from sim.report.summary import ms, percentile_word
 from sim.units import GIB
 
@@ -410,6 +410,7 @@ def replica_table(result: SimulationResult) -> str:
     if result.transfers is not None:
         moved = np.asarray(result.transfers.target)
         finished_at = np.where(moved >= 0, moved, finished_at)
+    given = np.where(np.asarray(requests.status) == FINISHED, np.asarray(requests.output_tokens), 0)
     rows = []
     for r in range(result.ranks):
         mine, here = finished_at == r, np.asarray(steps.replica) == r
@@ -420,7 +421,7 @@ def replica_table(result: SimulationResult) -> str:
             [
                 result.rank_name(r),
                 f"{served.sum():,}",
-                f"{np.asarray(requests.output_tokens)[mine].sum():,}",
+                f"{given[mine].sum():,}",
                 f"{here.sum():,}",
                 quantity(float(span_s)),
                 f"{100 * used.max():.1f}" if here.any() else "–",
