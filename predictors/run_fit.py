@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.deployment.plan import Plan, PlanArrays
+from sim.deployment.plan import FfnPlan, Plan, PlanArrays
 from sim.documents import read_mapping
 
 
@@ -109,6 +109,7 @@ def adjusted(plan: Plan, values: Mapping[str, float], source: str = "`headway ca
     # the step's host time is the ranks' own: what they run together has none
     rates = {name: value for name, value in values.items() if name not in SECONDS and name != "eager"}
     shared = None if plan.shared is None else adjusted_arrays(plan.shared, rates)
+    ffn = None if plan.ffn is None else adjusted_sides(plan.ffn, plan.device.name, rates)
     exchange = plan.exchange
     if plan.shared is not None and exchange.prefill is not None:
         prefill = dataclasses.replace(plan.shared, collective=exchange.prefill)
@@ -120,10 +121,18 @@ def adjusted(plan: Plan, values: Mapping[str, float], source: str = "`headway ca
         plan,
         stages=stages,
         shared=shared,
+        ffn=ffn,
         exchange=exchange,
         engine=dataclasses.replace(engine, profile=profile),
         assumptions=rows,
     )
+
+
+def adjusted_sides(ffn: FfnPlan, device: str, rates: Mapping[str, Any]) -> FfnPlan:
+    """The layers of attention ranks on `device`, and of FFN devices where they are of that kind, at these rates."""
+    mixers = tuple(adjusted_arrays(arrays, rates) for arrays in ffn.mixers)
+    feeds = tuple(adjusted_arrays(arrays, rates) for arrays in ffn.feeds) if ffn.device.name == device else ffn.feeds
+    return dataclasses.replace(ffn, ends=adjusted_arrays(ffn.ends, rates), mixers=mixers, feeds=feeds)
 
 
 def adjusted_arrays(arrays: PlanArrays, values: Mapping[str, Any]) -> PlanArrays:

@@ -147,7 +147,12 @@ def _devices(result: Any) -> dict[str, int]:
     """How many of each kind of device a deployment has."""
     found: dict[str, int] = {}
     for one in [pool.result for pool in result.pools] or [result]:
-        found[one.device] = found.get(one.device, 0) + one.gpus
+        kinds, apart = {one.device: one.gpus}, one.attention_ffn
+        if apart is not None and apart.attention_device != apart.ffn_device:
+            fed = apart.replicas * apart.ffn_devices
+            kinds = {apart.attention_device: one.gpus - fed, apart.ffn_device: fed}
+        for name, count in kinds.items():
+            found[name] = found.get(name, 0) + count
     return found
 
 

@@ -23,6 +23,7 @@ def attention_ffn_use(plan: Plan, sides: SideTimes) -> AttentionFfn:
         instances=ffn.instances,
         attention_devices=plan.deployment.tensor_parallel,
         ffn_devices=ffn.devices,
+        attention_device=plan.device.name,
         ffn_device=ffn.device.name,
         micro_batches=ffn.micro_batches,
         link=ffn.link,

@@ -273,7 +273,7 @@ def _whole(fleet: Fleet, exact: ExactRun, pools: list[PoolResult]) -> Simulation
         itl_count=exact.itl_count,
         components_s=components,
         claim=None,
-        device=" + ".join(dict.fromkeys(result.device for result in results)),
+        device=" + ".join(dict.fromkeys(kind for result in results for kind in result.device.split(" + "))),
         engine_label=" + ".join(dict.fromkeys(result.engine_label for result in results)),
         gpus=gpus,
         num_gpu_blocks=min(result.num_gpu_blocks for result in results),

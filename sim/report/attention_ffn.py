@@ -8,7 +8,7 @@ from typing import Any
 class AttentionFfn:
     """Attention instances and their FFN devices over all steps of a run. Shares are of step time.
 
-    - `instances` of `attention_devices` each, `ffn_devices` of `ffn_device` for all of them, `replicas` of that.
+    - `instances` of `attention_devices` each, `ffn_devices` for all of them, `replicas` of that; the kinds of device.
     - `attention_busy`, `ffn_busy`: shares in which a device of the side computes (its own collectives included); what
       is left of the time is its bubble. `straggler`: share in which an instance on average computes less than the
       slowest.
@@ -23,6 +23,7 @@ class AttentionFfn:
     instances: int
     attention_devices: int
     ffn_devices: int
+    attention_device: str
     ffn_device: str
     micro_batches: int
     link: str

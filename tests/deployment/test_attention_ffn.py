@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from predictors.run_fit import adjusted
 from sim.deployment.compile import compile_plan
 from sim.deployment.conf import DeploymentConf, FfnConf, PoolConf
 from sim.deployment.pools import pools_of
@@ -112,3 +113,14 @@ def test_a_pool_has_ffn_devices_of_its_own_unless_it_only_prefills():
         ValueError, match=r"deployment.ffn does nothing here: where pools are listed .*deployment.pools.d.ffn"
     ):
         pools_of(DeploymentConf(pools={"d": pools["d"]}, ffn=FfnConf(devices=8)), H800, ENGINE)
+
+
+def test_what_servers_taught_reaches_the_devices_it_was_learned_on():
+    """Experts twice as slow: on FFN devices of the same kind, not on others."""
+    values = {"experts": 2.0, "attention": 1.5}
+    same, other = (compile_plan(STEP3, H800, ENGINE, deployed(ffn={"hardware": name})) for name in ("", "h20"))
+    for plan, wanted in ((same, 2.0), (other, 1.0)):
+        taught = adjusted(plan, values).ffn
+        assert taught is not None
+        assert float(taught.feeds[1].device.expert_time) == wanted
+        assert float(taught.mixers[0].device.attention_time) == 1.5
