@@ -1,7 +1,8 @@
 """`headway validate serving=FILE.csv`: one simulated closed loop per measured serving point, and how far off they are.
 
-`limit=N`: N rows only, chosen by a hash; `jobs=N`: processes (one per core); `results=DIR`: where the csv and the page
-go; every other `KEY=VALUE` is added to each row's configuration.
+`limit=N`: N rows only, chosen by a hash; `mode=disaggregated`: rows of prefill and decode instances, of a limit as many
+of each engine; `jobs=N`: processes (one per core); `results=DIR`: where the csv and the page go; every other
+`KEY=VALUE` is added to each row's configuration.
 """
 
 import os
@@ -16,7 +17,7 @@ from typing import Any
 from calibration.serving.decision import decisions, groups
 from calibration.serving.page import serving_page
 from calibration.serving.report import csv_text, report_text
-from calibration.serving.scope import STILL_SIMULATED, chosen, excluded
+from calibration.serving.scope import POOLS_KNOWN, STILL_SIMULATED, balanced, chosen, excluded
 from calibration.serving.score import METRICS, Point, Prediction, by, statistics
 from calibration.serving.setup import Setup, setup_of
 from calibration.serving.table import Row, read_table
@@ -32,7 +33,8 @@ from scripts.table import table
 from sim.documents import user_path
 
 
-OWN = ("serving", "limit", "jobs", "results")
+OWN = ("serving", "limit", "mode", "jobs", "results")
+MODES = ("co-located", "disaggregated")
 CSV, PAGE = "rows.csv", "report.html"
 
 MOST_JOBS = 256
@@ -48,11 +50,19 @@ def run(arguments: Arguments) -> Answer:
     own = [word for word in arguments.words if key_of(word) not in OWN]
     check_own(own, arguments.values("--config-dir"))
     folder = output_folder(given.get("results"))
+    mode = given.get("mode", MODES[0])
+    if mode not in MODES:
+        raise ValueError(f"mode wants one of {', '.join(MODES)}, got {mode!r:.40}.")
     everything = read_table(path)
     reasons = {row.line: excluded(row) for row in everything}
-    rows = chosen([row for row in everything if not reasons[row.line]], limit)
+    choose = chosen
+    if mode != MODES[0]:
+        reasons = {line: {POOLS_KNOWN: "", "": MODES[0]}.get(reason, reason) for line, reason in reasons.items()}
+        choose = balanced
+    rows = choose([row for row in everything if not reasons[row.line]], limit)
     kept = {row.line for row in rows}
-    apart = [row for row in everything if reasons[row.line] in STILL_SIMULATED] if limit is None else []
+    still = STILL_SIMULATED if limit is None and mode == MODES[0] else ()
+    apart = [row for row in everything if reasons[row.line] in still]
     setups, predictions = set_up([*rows, *apart], own)
     check_settings(setups, own, arguments.values("--config-dir"))
     wanted = sorted({setup.overrides for setup in setups.values()})

@@ -12,11 +12,18 @@ OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
 }
-FUNCTIONS: dict[str, Callable[..., Any]] = {"max": max, "min": min}
+
+
+def at_most(bound: int, *steps: int) -> int:
+    """The largest of the steps that is no larger than `bound`; the smallest if none is."""
+    return max((step for step in steps if step <= bound), default=min(steps))
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"max": max, "min": min, "at_most": at_most}
 
 
 def evaluate(formula: str, names: Mapping[str, int]) -> int:
-    """The value of a formula of whole numbers, names, `+ - * //`, `max` and `min`. `ValueError` for anything else."""
+    """The value of a formula of whole numbers, names, `+ - * //`, `max`, `min`, `at_most`; else `ValueError`."""
 
     def value(node: ast.AST) -> int:
         if isinstance(node, ast.Constant) and type(node.value) is int:
@@ -28,7 +35,7 @@ def evaluate(formula: str, names: Mapping[str, int]) -> int:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
             return int(FUNCTIONS[node.func.id](*map(value, node.args)))
         raise ValueError(
-            f"a formula has whole numbers, + - * //, max, min and {', '.join(names)}, got {formula!r:.60}."
+            f"a formula has whole numbers, + - * //, max, min, at_most and {', '.join(names)}, got {formula!r:.60}."
         )
 
     try:

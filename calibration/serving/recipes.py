@@ -13,7 +13,7 @@ from sim.scheduler.find import find_scheduler
 
 CONDITIONS = (
     "bench", "engine", "hardware", "model", "precision", "tensor_parallel", "isl", "osl", "attention",
-    "since", "before", "concurrency_from",
+    "since", "before", "concurrency_from", "role",
 )  # fmt: skip
 
 
@@ -29,8 +29,11 @@ class Recipe:
     formulas: Mapping[str, str]
 
     def holds(self, facts: Mapping[str, str], concurrency: int) -> bool:
-        """Whether the entry is for a row with these facts; a condition that names nothing of it does not hold."""
-        for key, wanted in self.when.items():
+        """Whether the entry is for a row with these facts; a condition that names nothing of it does not hold.
+
+        Without a condition on the `role` it is for servers that do both prefill and decode.
+        """
+        for key, wanted in ({"role": ("both",)} | dict(self.when)).items():
             if key == "since":
                 good = facts["date"] >= wanted[0]
             elif key == "before":
@@ -47,8 +50,9 @@ class Recipe:
 def settings_of(facts: Mapping[str, str], counts: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
     """Engine settings (by their keys below `engine.`) that the entries for a row give, later ones over earlier ones.
 
-    `facts`: bench, engine, hardware, model, precision, tensor_parallel, isl, osl, attention (`dp` or `tp`) and date,
-    as texts; `counts`: concurrency, isl, osl and tensor_parallel, which formulas may use. Also the settings that the
+    `facts`: bench, engine, hardware, model, precision, tensor_parallel, isl, osl, attention (`dp` or `tp`), role and
+    date, as texts; `counts`: concurrency, isl, osl, tensor_parallel and ranks (of all instances of the role), which
+    formulas may use. Also the settings that the
     engine's scheduler has no option for, as `name=value`: those are left out.
     """
     settings: dict[str, Any] = {}

@@ -31,7 +31,7 @@ def excluded(row: Row) -> str:
         "static batch": re.search(r"static (?:offline )?batch", row.notes, re.IGNORECASE),
         "no latency": row.statistic is None,
         "speculative decoding": (row.note("spec") or "none") != "none",
-        "another engine": row.engine not in ENGINES,
+        "another engine": row.serves not in ENGINES,
         DUPLICATE: row.duplicate,
         ADMISSION_LIMITED: admission_limited(row),
     }
@@ -39,9 +39,10 @@ def excluded(row: Row) -> str:
 
 
 def pools_known(row: Row) -> bool:
-    """Whether a disaggregated row tells all that simulating its pools needs, of an engine whose hand-over is known."""
+    """Whether a disaggregated row tells all that simulating its pools needs, and speculates nothing."""
     told = row.workers is not None and row.statistic is not None and (row.concurrency or 0.0) >= 1
-    return row.disaggregated and told and row.engine == "vllm" and not row.duplicate
+    plain = row.serves in ENGINES and (row.note("spec") or "none") == "none"
+    return row.disaggregated and told and plain and not row.duplicate
 
 
 def admission_limited(row: Row) -> bool:
@@ -65,6 +66,17 @@ def chosen(rows: Sequence[Row], limit: int | None) -> list[Row]:
     if limit is None or limit >= len(rows):
         return list(rows)
     return sorted(sorted(rows, key=lambda row: (_hash(row), row.line))[:limit], key=lambda row: row.line)
+
+
+def balanced(rows: Sequence[Row], limit: int | None) -> list[Row]:
+    """As `chosen`, with as many rows of each engine as it has and the limit allows: one of each in turn."""
+    if limit is None:
+        return list(rows)
+    engines: dict[str, list[Row]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: (_hash(row), row.line)):
+        engines[row.serves].append(row)
+    turns = sorted((place, engine, row.line, row) for engine, mine in engines.items() for place, row in enumerate(mine))
+    return sorted((row for *_, row in turns[:limit]), key=lambda row: row.line)
 
 
 def sampled(rows: Sequence[Row], loads: int) -> list[tuple[Row, float]]:

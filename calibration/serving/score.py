@@ -147,10 +147,13 @@ def by(points: Iterable[Point]) -> dict[str, dict[str, Any]]:
         for point in counted:
             groups.setdefault(label(point), []).append(point)
         found[name] = {key: summary(groups[key]) for key in sorted(groups, key=_natural)}
-    found["mode"] = {"co-located": summary(counted)}
-    known = [point for point in everything if point.excluded == POOLS_KNOWN and point.prediction is not None]
+    found["mode"] = {"co-located": summary([point for point in counted if not point.row.disaggregated])}
+    pools = [point for point in everything if point.row.disaggregated and point.excluded in (POOLS_KNOWN, "")]
+    known = [point for point in pools if point.prediction is not None]
     if known:
         found["mode"][POOLS_KNOWN] = summary(known)
+        for engine in sorted({point.row.serves for point in known}):
+            found["mode"][f"{POOLS_KNOWN}, {engine}"] = summary([p for p in known if p.row.serves == engine])
     apart = [point for point in everything if point.excluded == DISAGGREGATED]
     if apart:
         found["mode"][DISAGGREGATED] = {"rows": len(apart)}

@@ -50,36 +50,47 @@ def setup_of(row: Row, lookup: Callable[[str], str]) -> Setup:
     device, version = device_of(row.hardware), version_of(row)
     model, stored = model_of(row, lookup)
     workers = row.workers if row.disaggregated else None
-    tensor, data, expert = parallel_sizes(row) if workers is None else _sizes(workers[1])
-    counts = {"concurrency": int(row.concurrency), "isl": row.isl, "osl": row.osl, "tensor_parallel": tensor}
+    overrides = [f"model={model}", f"hardware={device}", f"engine={row.serves}-{version.name}", *stored]
+    left_out: list[str] = []
+    if workers is None:
+        sizes = parallel_sizes(row)
+        settings, left_out = settings_of(*_facts(row, device, model, "both", Workers(1, *sizes[:2], 1)))
+        overrides += _deployment(*sizes)
+        overrides += [f"{'++' if '.' in key else ''}engine.{key}={_literal(value)}" for key, value in settings.items()]
+        words = _words(*sizes)
+    else:
+        overrides.append("deployment=pd-1p1d")
+        for role, side in zip(("prefill", "decode"), workers, strict=True):
+            settings, out = settings_of(*_facts(row, device, model, role, side))
+            left_out += [f"{role}: {word}" for word in out]
+            overrides += _pool(role, side, settings)
+        words = "+".join(f"{side.count}x{_words(*_sizes(side)).replace('+', '')}" for side in workers)
+    return Setup(tuple([*overrides, *_workload(row)]), device, model, version, words, tuple(left_out))
+
+
+def _facts(row: Row, device: str, model: str, role: str, side: Workers) -> tuple[dict[str, str], dict[str, int]]:
+    """What recipes may ask of the servers of one role, and the counts that their formulas may use."""
+    counts = {
+        "concurrency": int(row.concurrency or 1),
+        "isl": row.isl,
+        "osl": row.osl,
+        "tensor_parallel": side.tensor_parallel,
+        "ranks": side.count * side.data_parallel,
+    }
     facts = {
         "bench": row.bench,
-        "engine": row.engine,
+        "engine": row.serves,
         "hardware": device,
         "model": model,
         "precision": row.precision,
-        "tensor_parallel": str(tensor),
+        "tensor_parallel": str(side.tensor_parallel),
         "isl": str(row.isl),
         "osl": str(row.osl),
-        "attention": "dp" if data > 1 else "tp",
+        "attention": "dp" if side.data_parallel > 1 else "tp",
         "date": row.date or "",
+        "role": role,
     }
-    settings, left_out = settings_of(facts, counts)
-    overrides = [
-        f"model={model}",
-        f"hardware={device}",
-        f"engine={row.engine}-{version.name}",
-        *stored,
-        *(_deployment(tensor, data, expert) if workers is None else _pools(workers)),
-        *(f"{'++' if '.' in key else ''}engine.{key}={_literal(value)}" for key, value in settings.items()),
-        *_workload(row),
-    ]
-    words = [f"tp{tensor}"] if tensor > 1 or data == 1 else []
-    words += [f"dp{data}"] if data > 1 else []
-    words += ["ep"] if expert else []
-    if workers is not None:
-        words = [f"{side.count}x{_words(side)}" for side in workers]
-    return Setup(tuple(overrides), device, model, version, "+".join(words), tuple(left_out))
+    return facts, counts
 
 
 def device_of(name: str) -> str:
@@ -171,18 +182,17 @@ def _sizes(side: Workers) -> tuple[int, int, bool]:
     return side.tensor_parallel, side.data_parallel, side.expert_parallel > 1
 
 
-def _words(side: Workers) -> str:
-    tensor, data, expert = _sizes(side)
-    return f"tp{tensor}" + (f"dp{data}" if data > 1 else "") + ("ep" if expert else "")
+def _words(tensor: int, data: int, expert: bool) -> str:
+    words = [f"tp{tensor}"] if tensor > 1 or data == 1 else []
+    return "+".join(words + ([f"dp{data}"] if data > 1 else []) + (["ep"] if expert else []))
 
 
-def _pools(workers: tuple[Workers, Workers]) -> list[str]:
-    """One pool of prefill and one of decode instances."""
-    words = ["deployment=pd-1p1d"]
-    for name, side in zip(("prefill", "decode"), workers, strict=True):
-        of_pool = [word.replace("deployment.", f"deployment.pools.{name}.") for word in _deployment(*_sizes(side))]
-        words += [f"deployment.pools.{name}.replicas={side.count}", *of_pool]
-    return words
+def _pool(name: str, side: Workers, settings: Mapping[str, Any]) -> list[str]:
+    """A pool of the instances of one role, with settings of its own."""
+    where = f"deployment.pools.{name}"
+    sizes = [word.replace("deployment.", f"{where}.") for word in _deployment(*_sizes(side))]
+    own = [f"++{where}.settings.{key}={_literal(value)}" for key, value in settings.items()]
+    return [f"{where}.replicas={side.count}", *sizes, *own]
 
 
 def _workload(row: Row) -> list[str]:

@@ -64,9 +64,17 @@ class Row:
     total_per_gpu: float | None
 
     @property
+    def serves(self) -> str:
+        """The engine without what moves its KV: `sglang` of `sglang(dynamo)`."""
+        return self.engine.partition("(")[0]
+
+    @property
     def statistic(self) -> str | None:
-        """Which statistic of both latencies was measured: `mean`, else `p50`; None where neither was."""
-        for name in ("mean", "p50"):
+        """Which statistic of both latencies was measured: `mean`, else `p50`; None where neither was.
+
+        Of disaggregated rows `p50` goes first: the mean has the first requests of instances that are not warm yet.
+        """
+        for name in ("p50", "mean") if self.disaggregated else ("mean", "p50"):
             if all(f"{metric}_ms_{name}" in self.latency_ms for metric in ("ttft", "tpot")):
                 return name
         return None
@@ -101,18 +109,23 @@ class Row:
     def workers(self) -> tuple[Workers, Workers] | None:
         """Prefill and decode instances, from `P: 1x(tp4,dp1,...,ep4); D: 4x(...)` in the notes; None where not all is
         told.
+
+        Where the notes say which side has attention in data parallel (`dp_attn(prefill/decode)=True/False`), `tp` is
+        the width of an instance, which must be that of its devices (`P: 1x(tp4,ep4) 4gpu`).
         """
-        found = [re.search(rf"(?:^|;)\s*{side}: (\d+)x\(([^)]*)\)", self.notes) for side in ("P", "D")]
+        attention = re.search(r"dp_attn\(prefill/decode\)=(True|False)/(True|False)", self.notes)
         sides = []
-        for match in found:
-            if match is None:
+        for place, side in enumerate(("P", "D"), 1):
+            match = re.search(rf"(?:^|;)\s*{side}: (\d+)x\(([^)]*)\)(?: (\d+)gpu)?", self.notes)
+            sizes = {} if match is None else {key: int(n) for key, n in re.findall(r"\b(tp|dp|ep)(\d+)", match[2])}
+            if match is None or not int(match[1]) or not sizes.get("tp"):
                 return None
-            sizes = dict(re.findall(r"\b(tp|dp|ep)(\d+)", match[2]))
-            if not int(match[1]) or not int(sizes.get("tp", 0)):
-                return None
-            sides.append(
-                Workers(int(match[1]), int(sizes["tp"]), max(int(sizes.get("dp", 1)), 1), int(sizes.get("ep", 1)))
-            )
+            count, tensor, data = int(match[1]), sizes["tp"], max(sizes.get("dp", 1), 1)
+            if attention is not None:
+                if match[3] is None or tensor * count != int(match[3]):
+                    return None
+                tensor, data = (1, tensor) if attention[place] == "True" else (tensor, 1)
+            sides.append(Workers(count, tensor, data, sizes.get("ep", 1)))
         return sides[0], sides[1]
 
     def note(self, key: str) -> str | None:

@@ -27,13 +27,18 @@ def version_of(row: Row) -> Version:
 
     Of a row without a date too, the newest version that has a profile.
     """
-    stated = re.match(r"v?(\d+\.\d+(?:\.\d+)?)", row.engine_version)
+    stated = None if _is_dynamos(row) else re.match(r"v?(\d+\.\d+(?:\.\d+)?)", row.engine_version)
     if stated:
-        own = version_key(stated[1]) in map(version_key, _profiles(row.engine))
+        own = version_key(stated[1]) in map(version_key, _profiles(row.serves))
         return Version(_three(stated[1]), OWN if own else NEAREST)
     if row.date is None:
-        return Version(_three(max(_profiles(row.engine), key=version_key)), BY_DATE)
-    return Version(released(row.engine, row.date), BY_DATE)
+        return Version(_three(max(_profiles(row.serves), key=version_key)), BY_DATE)
+    return Version(released(row.serves, row.date), BY_DATE)
+
+
+def _is_dynamos(row: Row) -> bool:
+    """Whether the version is that of Dynamo's container of TensorRT-LLM: `0.8.1.post2`, which holds 1.2."""
+    return row.disaggregated and row.serves == "trtllm" and row.engine_version.startswith("0.")
 
 
 def released(engine: str, day: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from calibration.serving import scope
-from calibration.serving.scope import admission_limited, chosen, excluded, sampled
+from calibration.serving.scope import admission_limited, balanced, chosen, excluded, sampled
 from calibration.serving.table import read_table
 
 
@@ -32,7 +32,10 @@ def test_reasons(row, cells, reason):
     ("cells", "reason"),
     [
         ({}, "disaggregated, pools known"),
-        ({"engine": "sglang"}, "disaggregated"),
+        ({"engine": "sglang(dynamo)"}, "disaggregated, pools known"),
+        ({"engine": "trtllm"}, "disaggregated, pools known"),
+        ({"engine": "atom"}, "disaggregated"),
+        ({"notes": "spec=mtp; P: 1x(tp4,dp1,moe_tp1,ep4); D: 4x(tp4,dp1,moe_tp1,ep4)"}, "disaggregated"),
         ({"dup": "1"}, "disaggregated"),
         ({"tpot_ms_mean": ""}, "disaggregated"),
         ({"concurrency_or_qps": ""}, "disaggregated"),
@@ -80,6 +83,14 @@ def test_a_subset_is_chosen_by_what_was_measured_and_not_by_its_result(write):
     assert [r.line for r in first] == [r.line for r in chosen(slower, 5)] == sorted(r.line for r in first)
     assert {r.line for r in first} < {r.line for r in chosen(rows, 6)}
     assert chosen(rows, None) == chosen(rows, 100) == rows
+
+
+def test_a_balanced_subset_has_as_many_of_each_engine(write):
+    engines = ["vllm"] * 6 + ["sglang", "sglang(dynamo)", "trtllm"]
+    rows = read_table(write(*({"engine": engine, "isl": str(100 + i)} for i, engine in enumerate(engines))))
+    assert [row.serves for row in balanced(rows, 6)].count("vllm") == 3
+    assert sorted(row.serves for row in balanced(rows, 3)) == ["sglang", "trtllm", "vllm"]
+    assert balanced(rows, None) == rows
 
 
 def test_a_few_loads_of_each_deployment_stand_for_all(write, monkeypatch):

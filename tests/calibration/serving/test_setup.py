@@ -30,12 +30,26 @@ def test_a_disaggregated_row_becomes_two_pools(row):
     """Limits that recipes derive from parallel sizes are those of the decode side, where requests stay."""
     notes = "date=2026-03-02; P: 1x(tp4,dp1,moe_tp1,ep4); D: 4x(tp1,dp8,moe_tp1,ep8)"
     found = setup_of(row(disagg="1.0", notes=notes), by_hf_id)
-    assert found.parallel == "1xtp4ep+4xtp1dp8ep"
+    assert found.parallel == "1xtp4ep+4xdp8ep"
     conf = compose(found.overrides)
     prefill, decode = conf.deployment.pools["prefill"], conf.deployment.pools["decode"]
     assert (prefill.role, prefill.replicas, prefill.tensor_parallel, prefill.data_parallel) == ("prefill", 1, 4, 1)
     assert (decode.role, decode.replicas, decode.tensor_parallel, decode.data_parallel) == ("decode", 4, 1, 8)
     assert prefill.expert_parallel and decode.expert_parallel
+
+
+def test_each_side_has_the_settings_of_its_own_recipe(row):
+    """A generation server's batch is a power of two that the clients of each rank fill: 84 on 4 of 8 devices, 16."""
+    notes = "date=2026-02-07; dp_attn(prefill/decode)=True/False; P: 1x(tp4,ep4) 4gpu; D: 4x(tp8,ep8) 32gpu"
+    cells = {"engine": "trtllm(dynamo)", "engine_version": "0.8.1.post2", "model": "deepseek-ai/DeepSeek-R1"}
+    cells |= {"hardware": "gb300", "precision": "fp8", "concurrency_or_qps": "84", "disagg": "1.0", "notes": notes}
+    found = setup_of(row(**cells), by_hf_id)
+    assert (found.version.name, found.version.kind) == ("1.2.0", BY_DATE)
+    pools = compose(found.overrides).deployment.pools
+    prefill, decode = pools["prefill"].settings, pools["decode"].settings
+    assert (prefill["async_scheduling"], prefill["cudagraph_mode"], prefill["max_num_seqs"]) == (False, "NONE", 8)
+    assert (decode["max_num_seqs"], decode["max_model_len"]) == (16, 2088)
+    assert pools["prefill"].data_parallel == 4 and pools["decode"].tensor_parallel == 8
 
 
 def test_nothing_measured_is_read(row):
@@ -140,6 +154,12 @@ def test_formulas():
     names = {"isl": 1000, "concurrency": 64}
     assert evaluate("max(8192, (isl + concurrency + 127) // 64 * 64)", names) == 8192
     assert evaluate("(isl + concurrency + 127) // 64 * 64", names) == 1152
+    assert [evaluate("at_most(concurrency // 9, 2, 4, 8)", {"concurrency": n}) for n in (9, 27, 80, 900)] == [
+        2,
+        2,
+        8,
+        8,
+    ]
     for bad in ("osl + 1", "isl ** 2", "__import__('os')", "1 +", "isl + 0.5"):
         with pytest.raises(ValueError, match="formula"):
             evaluate(bad, names)
@@ -147,10 +167,11 @@ def test_formulas():
 
 def test_every_recipe_names_known_things():
     assert len(recipes()) > 20
+    counts = {"isl": 1, "osl": 1, "concurrency": 1, "tensor_parallel": 1, "ranks": 1}
     for recipe in recipes():
         for device in recipe.when.get("hardware", ()):
             assert device_of(device) == device
         for model in recipe.when.get("model", ()):
             assert stored_as(model)
         for formula in recipe.formulas.values():
-            assert evaluate(formula, {"isl": 1, "osl": 1, "concurrency": 1, "tensor_parallel": 1}) > 0
+            assert evaluate(formula, counts) > 0

@@ -22,6 +22,12 @@ def test_a_row_is_read(row):
         ),
         ("P: 1x(tp4); D: 3x(tp2)", (Workers(1, 4, 1, 1), Workers(3, 2, 1, 1))),
         ("P: 1x(tp4,dp0,ep1); D: 1x(tp4)", (Workers(1, 4, 1, 1), Workers(1, 4, 1, 1))),
+        (
+            "dp_attn(prefill/decode)=False/True; P: 2x(tp4,ep1) 8gpu; D: 1x(tp32,ep32) 32gpu",
+            (Workers(2, 4, 1, 1), Workers(1, 1, 32, 32)),
+        ),
+        ("dp_attn(prefill/decode)=True/True; P: 1x(tp1,ep1) 4gpu; D: 1x(tp8,ep8) 8gpu", None),
+        ("dp_attn(prefill/decode)=True/True; P: 1x(tp4,ep4); D: 1x(tp8,ep8)", None),
         ("P: 1x(tp4)", None),
         ("P: 1x(tp4); D: Nonex(tp4)", None),
         ("P: 1x(dp4); D: 1x(tp4)", None),
@@ -36,6 +42,8 @@ def test_the_median_stands_in_for_a_mean_that_is_missing(row):
     found = row(ttft_ms_mean="", ttft_ms_p50="90", tpot_ms_p50="9")
     assert (found.statistic, found.measured_ms("ttft"), found.measured_ms("tpot")) == ("p50", 90.0, 9.0)
     assert row(ttft_ms_mean="").statistic is None
+    both = {"ttft_ms_p50": "90", "tpot_ms_p50": "9"}
+    assert (row(**both).statistic, row(disagg="1", **both).statistic) == ("mean", "p50")
 
 
 @pytest.mark.parametrize(
