@@ -35,6 +35,7 @@ VALIDATE = """run=DIR: a recorded run, request by request
   KEY=VALUE            keys of headway simulate, which win over what was recorded: hardware=, predictor= ...
 serving=FILE: measured serving points, one simulated closed loop each
   limit=N              only N of them, chosen by a hash (all)
+  mode=disaggregated   rows of prefill and decode instances instead, of a limit as many of each engine
   jobs=N               processes (one per core)
   results=DIR          where rows.csv and report.html go (results/serving_DATE_TIME)
   KEY=VALUE            as above

@@ -19,7 +19,7 @@ LONG_ANSWER = 2048
 """Tokens."""
 LEAST_LOADS = 16
 
-STILL_SIMULATED = (DUPLICATE, ADMISSION_LIMITED, POOLS_KNOWN)
+STILL_SIMULATED = (DUPLICATE, ADMISSION_LIMITED)
 """Excluded rows that can be simulated all the same; their errors are shown apart."""
 
 

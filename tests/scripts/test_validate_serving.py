@@ -64,6 +64,23 @@ def simulated(monkeypatch):
     return asked
 
 
+def test_disaggregated_rows_by_themselves(headway, points, simulated, tmp_path):
+    """Rows that tell their pools count, of a limit as many of each engine; the others are numbers."""
+    pools = {"disagg": "1", "notes": "P: 1x(tp1); D: 2x(tp1)"}
+    several = [
+        pools | {"concurrency_or_qps": str(c), "engine": engine} for c in (2, 4, 8) for engine in ("vllm", "trtllm")
+    ]
+    path = points(*several, {"concurrency_or_qps": "1"}, {"disagg": "1"})
+    found = headway("validate", f"serving={path}", "mode=disaggregated", "limit=4", "results=out", "--json").json()
+    assert (found["rows"], found["failed"]) == (4, 0)
+    assert found["excluded"] == {"co-located": 1, "disaggregated": 1}
+    modes = found["by"]["mode"]
+    assert modes["disaggregated, pools known"]["rows"] == 4 and modes["co-located"]["rows"] == 0
+    assert [modes[f"disaggregated, pools known, {engine}"]["rows"] for engine in ("vllm", "trtllm")] == [2, 2]
+    refused = headway("validate", f"serving={path}", "mode=split", "--json")
+    assert "mode wants one of co-located, disaggregated, got 'split'" in refused.json()["message"]
+
+
 def test_a_table_is_scored(headway, points, simulated, tmp_path):
     rows = [{"concurrency_or_qps": str(c)} for c in (1, 2, 4, 7, 8, 16, 32)]
     path = points(*rows, rows[0], {"disagg": "1"}, {"dup": "1"}, {"hardware": "h9"})
