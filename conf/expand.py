@@ -21,6 +21,8 @@ from conf.compose import (
 from conf.files import as_typed
 from conf.schema import SimulateConf
 from sim.deployment.used import check_used, unused
+from sim.report.metrics import check_slo
+from sim.workload.check import check_numbers
 from sim.workload.used import check_read, unread
 
 
@@ -122,6 +124,7 @@ class Variant:
         for override in overrides:
             if override not in self.values:
                 self.values[override] = self.converted(override)
+                check_range_of(put(self.base, *self.values[override]), self.values[override][0][0])
             path, value = self.values[override]
             conf = put(conf, path, value)
         return conf
@@ -137,6 +140,14 @@ class Variant:
         if OmegaConf.is_config(value):
             value = OmegaConf.to_object(value)
         return parsed.key_or_group.split("."), value
+
+
+def check_range_of(conf: SimulateConf, group: str) -> None:
+    """Raise `ValueError` for a number of the workload or a bound that no job could run with."""
+    if group == "workload":
+        check_numbers(conf.workload)
+    if group == "slo":
+        check_slo({key.removesuffix("_ms"): bound for key, bound in vars(conf.slo).items() if bound is not None})
 
 
 def put(node: Any, path: Sequence[str], value: Any) -> Any:

@@ -42,7 +42,7 @@ UNTIMED = ("closed_loop", "all_at_once")
 
 def check_conf(conf: WorkloadConf) -> None:
     """Raise `ValueError`, one sentence with the key, for a value out of range or a combination that can't be."""
-    _check_numbers(conf)
+    check_numbers(conf)
     if conf.over_limit not in ("drop", "truncate", "error"):
         near = nearest(conf.over_limit, ("drop", "truncate", "error"))
         raise ValueError(f"workload.over_limit wants drop, truncate or error, got {conf.over_limit!r}{near}")
@@ -55,7 +55,8 @@ def check_conf(conf: WorkloadConf) -> None:
     _check_combinations(conf)
 
 
-def _check_numbers(conf: WorkloadConf) -> None:
+def check_numbers(conf: WorkloadConf) -> None:
+    """The part of `check_conf` that is about single numbers, whatever the others are."""
     for key, (least, most) in RANGES.items():
         value = getattr(conf, key)
         if value is None:

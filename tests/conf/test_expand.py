@@ -57,6 +57,9 @@ def test_files_can_be_swept(tmp_path):
     [
         ("workload.rate=1,fast", "workload.rate wants a number, got 'fast'"),
         ("workload.rat=1,2", "did you mean workload.rate"),
+        ("workload.rate=1,-2", "workload.rate wants a number > 0, got -2"),
+        ("workload.num_requests=1,0", "workload.num_requests wants an integer >= 1, got 0"),
+        ("slo.tpot_ms=50,-1", "slo.tpot_ms wants a positive number of milliseconds, got -1"),
         ("model=qwen3-8b,qwen3-9b", "model=qwen3-9b is not one of"),
         ("workload.rate=interval(1,2)", "not an interval"),
         ("workload.rate=range(5,1,1)", "holds no value: range"),

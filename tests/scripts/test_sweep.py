@@ -97,10 +97,10 @@ def test_whatever_one_job_raises_the_others_run(headway, monkeypatch, stage, nam
 
 
 def test_a_job_that_asks_for_the_impossible_is_a_row(headway):
-    words = ("simulate", "-m", *SMALL, "workload.num_requests=1000000000000,1,2", "--json")
+    words = ("simulate", "-m", *SMALL, "workload.arrival=closed_loop,poisson,constant", "--json")
     rows = headway(*words).json()["runs"]
     assert [row["status"] for row in rows] == ["error", "ok", "ok"]
-    assert "workload.num_requests wants at most 10,000,000" in rows[0]["reason"]
+    assert "workload.arrival=closed_loop wants workload.concurrency" in rows[0]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,8 @@ def test_a_job_that_asks_for_the_impossible_is_a_row(headway):
     [
         (["workload.rate=range(5,1,1)"], "holds no value"),
         (["workload.rate=range(1,5,0)"], "a step that is not 0"),
+        (["workload.rate=1,-2"], "workload.rate wants a number > 0, got -2"),
+        (["workload.num_requests=1000000000000,1"], "workload.num_requests wants at most 10,000,000"),
         (["seed=1,2", "results=file/out"], "the results folder file/out cannot be written .not a directory"),
         (["seed=1,2", "results=file"], "results=file wants a new or an empty folder"),
         (["seed=1,2", "results=[a]"], "results wants the path of one folder"),

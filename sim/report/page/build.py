@@ -237,7 +237,7 @@ def table(
 
 
 def latency_table(metrics: Metrics) -> str:
-    """Every latency with its statistics, in ms."""
+    """Every latency with its statistics, in ms; where no request queued, TTFT stands once."""
     # The median has its column.
     percentiles = [p for p, _ in metrics.latency["ttft"].percentiles_s if p != 50]
     head = ["ms", "mean", "median", "std", *(f"P{percentile_word(p)}" for p in percentiles), "max"]
@@ -245,7 +245,7 @@ def latency_table(metrics: Metrics) -> str:
     for name, label, meaning in ROWS:
         found = metrics.latency[name]
         values = [found.mean_s, found.median_s, found.std_s, *(found.percentile_s(p) for p in percentiles), found.max_s]
-        if found.count:
+        if found.count and not (name == "ttft_not_queued" and found.count == metrics.latency["ttft"].count):
             rows.append([f"{label} <small>{meaning}</small>", *(quantity(ms(value), 4) for value in values)])
     return table(head, rows, "numbers") if rows else "<p>No request finished.</p>"
 

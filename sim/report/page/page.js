@@ -40,7 +40,8 @@ for (const name of ["ttft", "tpot", "itl", "e2el"]) {
     left: 38,
     top: 32,
     paint(chart) {
-      const from = log ? low : 0;
+      // A distribution that lies far from zero fills its axis.
+      const from = log ? low : low > high / 2 && high > low ? low - (high - low) / 8 : 0;
       const to = Math.max(high, from * 1.001 + 1e-9);
       const x = (chart.sx = chart.x(from, to, log));
       const y = (chart.sy = chart.y(0, 1));
