@@ -10,7 +10,7 @@ import pytest
 from sim.report.bottleneck import verdict
 from sim.report.collect import COLUMNS
 from sim.report.metrics import measure
-from sim.report.page.build import asset, fill, page, quantity
+from sim.report.page.build import asset, fill, latency_table, page, quantity
 from sim.report.page.data import QUANTILES, chart_data, rounded
 from sim.report.page.sweep import pareto_front, sweep_page
 from sim.report.result import REJECTED, StepTable
@@ -264,3 +264,11 @@ def test_sweep_page_says_what_runs_share_and_names_them():
     assert [point["run"] for point in Reader(text).data["points"]] == ["0", "1"]
     assert '<th scope="col" class="word">engine</th><th scope="col">seats</th>' in text
     assert '<td class="word">kv-bound</td>' in text
+
+
+def test_ttft_stands_once_where_no_request_queued(three, result):
+    """All of a run's requests scheduled at once would have the same row twice."""
+    assert "TTFT, at once" in latency_table(measure(result))
+    base = three()
+    requests = dataclasses.replace(base.requests, scheduled_ns=np.array(base.requests.queued_ns))
+    assert "TTFT, at once" not in latency_table(measure(dataclasses.replace(base, requests=requests)))

@@ -30,7 +30,12 @@ for (const name of ["ttft", "tpot", "itl", "e2el"]) {
     continue;
   }
   const low = Math.max(cdf.ms.find((v) => v > 0) || 1e-3, 1e-6);
-  const high = cdf.ms[cdf.ms.length - 1];
+  const slowest = cdf.ms[cdf.ms.length - 1];
+  // Few samples far beyond all others would leave those no room: the axis ends before them, and says where they are.
+  const cut = cdf.p99 > low && slowest > low + 8 * (cdf.p99 - low);
+  const high = cut ? low + 4 * (cdf.p99 - low) : slowest;
+  const shown = cut ? cdf.ms.filter((v) => v <= high).length : cdf.ms.length;
+  const [at, share] = [cdf.ms.slice(0, shown), cdf.share.slice(0, shown)];
   const log = high / low > 60;
   const seconds = high >= 5000;
   const unit = seconds ? 1000 : 1;
@@ -47,22 +52,22 @@ for (const name of ["ttft", "tpot", "itl", "e2el"]) {
       const y = (chart.sy = chart.y(0, 1));
       chart.yAxis(y, [0, 0.25, 0.5, 0.75, 1], (v) => 100 * v + "%");
       const marks = (log ? logTicks(from / unit, to / unit) : ticks(from / unit, to / unit, 4)).map((v) => v * unit);
-      chart.xAxis(x, marks, `${seconds ? "s" : "ms"}${log ? ", log scale" : ""}`, (v) => format(v / unit));
-      for (const [word, value, share] of [["P50", cdf.p50, 0.5], ["P99", cdf.p99, 0.99]]) {
-        const at = x(value);
-        node(chart.svg, "line", { class: "p", x1: at, x2: at, y1: chart.box.top, y2: chart.box.bottom });
+      chart.xAxis(x, marks, `${seconds ? "s" : "ms"}${log ? ", log scale" : ""}${cut ? `, slowest ${milliseconds(slowest)}` : ""}`, (v) => format(v / unit));
+      for (const [word, value, part] of [["P50", cdf.p50, 0.5], ["P99", cdf.p99, 0.99]]) {
+        const place = x(value);
+        node(chart.svg, "line", { class: "p", x1: place, x2: place, y1: chart.box.top, y2: chart.box.bottom });
         // The two labels stand side by side however near their lines are, and inside the chart.
         const gap = 58;
         const middle = Math.min(Math.max((x(cdf.p50) + x(cdf.p99)) / 2, chart.box.left + gap / 2), chart.box.width - gap);
         const spread = x(cdf.p99) - x(cdf.p50) < gap;
-        const centre = spread ? middle + (share < 0.9 ? -gap / 2 : gap / 2) : at;
+        const centre = spread ? middle + (part < 0.9 ? -gap / 2 : gap / 2) : place;
         const label = Math.min(Math.max(centre, 26), chart.box.width - 24);
         node(chart.svg, "text", { x: label, y: 9, "text-anchor": "middle" }, word);
         node(chart.svg, "text", { class: "strong", x: label, y: 23, "text-anchor": "middle" }, milliseconds(value));
-        node(chart.svg, "circle", { cx: at, cy: y(share), r: 3, fill: color("main") });
+        node(chart.svg, "circle", { cx: place, cy: y(part), r: 3, fill: color("main") });
       }
-      chart.path(cdf.ms, cdf.share, x, y, { class: "line", stroke: color("main") });
-      chart.positions = cdf.ms.map(x);
+      chart.path(at, share, x, y, { class: "line", stroke: color("main") });
+      chart.positions = at.map(x);
     },
     read: (i) => ({ when: `P${format(100 * cdf.share[i])}`, rows: [{ name: `${name.toUpperCase()} at most`, value: milliseconds(cdf.ms[i]) }] }),
     dots: (i, chart) => [{ y: chart.sy(cdf.share[i]), color: color("main") }],
