@@ -17,6 +17,9 @@ from sim.hardware.read import list_devices
 ROUNDS = 10
 """Requests per client: InferenceX sends ten per client, and so does every bench that does not say."""
 
+POOLS = ("deployment=pd-1p1d", "deployment.decode_router=round_robin")
+"""In turn, as Dynamo's front end does unless told otherwise (its documentation of `--router-mode`)."""
+
 INFERENCEX_LENGTHS = 0.8
 """InferenceX draws lengths uniformly from this share of the nominal ones up to them."""
 
@@ -59,7 +62,7 @@ def setup_of(row: Row, lookup: Callable[[str], str]) -> Setup:
         overrides += [f"{'++' if '.' in key else ''}engine.{key}={_literal(value)}" for key, value in settings.items()]
         words = _words(*sizes)
     else:
-        overrides.append("deployment=pd-1p1d")
+        overrides += POOLS
         for role, side in zip(("prefill", "decode"), workers, strict=True):
             settings, out = settings_of(*_facts(row, device, model, role, side))
             left_out += [f"{role}: {word}" for word in out]

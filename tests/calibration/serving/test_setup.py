@@ -49,6 +49,7 @@ def test_each_side_has_the_settings_of_its_own_recipe(row):
     prefill, decode = pools["prefill"].settings, pools["decode"].settings
     assert (prefill["async_scheduling"], prefill["cudagraph_mode"], prefill["max_num_seqs"]) == (False, "NONE", 8)
     assert (decode["max_num_seqs"], decode["max_model_len"]) == (16, 2088)
+    assert compose(found.overrides).deployment.decode_router == "round_robin"
     assert pools["prefill"].data_parallel == 4 and pools["decode"].tensor_parallel == 8
 
 
