@@ -123,7 +123,7 @@ def test_a_subset_and_own_settings(headway, points, simulated):
         (("serving=points.csv", "jobs=many"), "jobs wants a whole number from 1 to 256"),
         (("serving=points.csv", "results=."), "wants a new or an empty folder"),
         (("serving=points.csv", "run=x"), "kv=FILE, collectives=FILE or operators, got run and serving"),
-        (("serving=points.csv", "limt=3"), "no key limt (known: serving, limit, mode, jobs, results, predictor): did you"),
+        (("serving=points.csv", "limt=3"), "no key limt (known: serving, limit, mode, jobs, results, predictor): did"),
         (("serving=points.csv", "engine.max_num_seq=3"), "max_num_seq"),
         (("limit=3",), "wants one of run=DIR, serving=FILE"),
     ],
