@@ -40,7 +40,6 @@ def test_expert_parallel():
     plan = build("qwen3-30b-a3b", tensor_parallel=4, expert_parallel=True)
     assert plan.arrays.moe.local_experts[0] == 32
     assert "expert parallelism" in rows(plan)
-    assert rows(plan)["expert load"][0] == "even over experts and ranks"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,6 @@ def test_what_is_not_modelled():
     dense, routed = build(), build("deepseek-v3", "b200-sxm", tensor_parallel=8)
     assert not any("draft" in sentence for sentence in dense.not_modelled)
     assert any("draft" in sentence for sentence in routed.not_modelled)
-    assert any("uneven" in sentence for sentence in routed.not_modelled)
     assert any("priced as a GPU" in sentence for sentence in build(device="tpu-v5p").not_modelled)
 
 

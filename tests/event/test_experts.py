@@ -53,6 +53,8 @@ def test_popular_experts_cost_time_and_copies_memory_and_give_it_back():
     assert times == sorted(times)
     assert balanced.num_gpu_blocks < steep.num_gpu_blocks == even.num_gpu_blocks
     assert even.experts is None and summary(even)["experts"] is None
+    assert ("expert load", "even over experts and ranks") in {row[:2] for row in even.assumptions}
+    assert any("uneven expert load" in text for text in even.not_modelled)
 
 
 def test_a_report_says_who_waits():
