@@ -27,7 +27,12 @@ BUSY = (
 def trace(request, headway, tmp_path):
     """A prefill and two decode instances whose transfers are slow enough to share links, by engine."""
     found = headway(
-        "simulate", *BUSY, f"engine={request.param}", f"results={tmp_path / 'run'}", "timeline_layers=2-3", "--json"
+        "simulate",
+        *BUSY,
+        f"engine={request.param}",
+        f"results={tmp_path / 'run'}",
+        "timeline_layers=2-3",
+        "--json",
     )
     assert found.code == 0, found.err
     return found.json(), json.loads(gzip.decompress((tmp_path / "run" / "trace.json.gz").read_bytes()))

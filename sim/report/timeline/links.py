@@ -50,7 +50,8 @@ def transfer_events(result: SimulationResult, kept: np.ndarray, order: np.ndarra
             "GB/s": round(float(moved.bytes[row]) / (received - begun), 3),
         }
         events.append(span(LINKS_PID, tid, f"KV of request {row}", begun, received, args))
-        before = shown.last(source, begun if moved.decode_first else int(moved.prefilled_ns[row]))
+        prefilled = int(moved.prefilled_ns[row])
+        before = shown.begun(source, begun) if begun < prefilled else shown.ended(source, prefilled)
         after = shown.first(target, int(moved.seated_ns[row]))
         if before is not None and after is not None:
             events.append(arrow("s", row, source + 1, 1, before))
@@ -74,15 +75,18 @@ class _Shown:
         self._issued = np.asarray(steps.issued_ns)[order]
         self._mine = {int(rank): np.flatnonzero(replica == rank) for rank in np.unique(replica)}
 
-    def last(self, rank: int, by_ns: int) -> int | None:
+    def ended(self, rank: int, by_ns: int) -> int | None:
         """Start of the latest step of a rank that had ended by then."""
+        return self._latest(rank, self._end, by_ns)
+
+    def begun(self, rank: int, by_ns: int) -> int | None:
+        """Start of the latest step of a rank that had begun by then: the one that sends while it computes."""
+        return self._latest(rank, self._start, by_ns)
+
+    def _latest(self, rank: int, times: np.ndarray, by_ns: int) -> int | None:
         rows = self._mine.get(rank)
-        if rows is None:
-            return None
-        place = int(np.searchsorted(self._end[rows], by_ns, side="right")) - 1
-        if place < 0:
-            return None
-        return int(self._start[rows[place]])
+        place = -1 if rows is None else int(np.searchsorted(times[rows], by_ns, side="right")) - 1
+        return None if rows is None or place < 0 else int(self._start[rows[place]])
 
     def first(self, rank: int, from_ns: int) -> int | None:
         """Start of the first step of a rank that was issued then or later."""
