@@ -5,6 +5,9 @@ devices send each their share of the instance's activations, `hidden x bytes / t
 FFN devices receives `1 / F` of the activations of all instances; the slower side counts. The FFN devices gather what
 the others have received, run the part of the layer they hold, and scatter the sums; each sends `1 / F` of the outputs
 back, which the devices of an instance gather among themselves.
+
+FFN devices of several nodes gather and sum inside their node only: every node receives all tokens, and sends back its
+part of the sums, which the instance adds up; so the bytes of both ways are those of one node times the nodes.
 """
 
 from collections.abc import Iterator
@@ -146,11 +149,12 @@ def compile_ffn(
             expert_launches=settings.profile.expert_launches,
         ).own
 
-    hidden, sent = model.hidden, model.hidden * DISPATCH_BYTES[ffn.dispatch_dtype]
-    outputs = hidden * ACTIVATION_BYTES
+    sent, outputs = model.hidden * DISPATCH_BYTES[ffn.dispatch_dtype], model.hidden * ACTIVATION_BYTES
+    nodes = Node(own).nodes_for(ffn.devices)
+    group = -(-ffn.devices // nodes)
     received = collective_constants(device, "all_gather", tensor, name)
-    gathered = collective_constants(own, "all_gather", ffn.devices, name)
-    scattered = collective_constants(own, "reduce_scatter", ffn.devices, name)
+    gathered = collective_constants(own, "all_gather", group, name)
+    scattered = collective_constants(own, "reduce_scatter", group, name)
     exchange = [collective(gathered, 1.0, sent, 0.0), collective(scattered, 1.0, outputs, 0.0)]
     mixers: dict[tuple[Layer, bool], PlanArrays] = {}
     feeds: dict[Layer, PlanArrays] = {}
@@ -167,7 +171,7 @@ def compile_ffn(
             part = feedforward_part(layer)
             if part not in feeds:
                 arrays = _bare(feed((part,)))
-                feeds[part] = replace(arrays, collective=collective_slots(exchange if ffn.devices > 1 else []))
+                feeds[part] = replace(arrays, collective=collective_slots(exchange if group > 1 else []))
             place = list(feeds).index(part)
         layers.append((list(mixers).index(key), place))
     link, reach = _links(device, own, deployment)
@@ -181,8 +185,8 @@ def compile_ffn(
         mixers=tuple(mixers.values()),
         feeds=tuple(feeds.values()),
         layers=tuple(layers),
-        there=_way(sent, tensor, ffn.devices, reach),
-        back=_way(outputs, tensor, ffn.devices, reach),
+        there=_way(nodes * sent, tensor, ffn.devices, reach),
+        back=_way(nodes * outputs, tensor, ffn.devices, reach),
         link=link,
         link_source=reach[0].source,
         launch_s=np.asarray(feed(feedforward_side(model).layers).device.launch_s, np.float64),
@@ -250,5 +254,9 @@ def ffn_assumptions(plan: FfnPlan, deployment: DeploymentConf) -> Iterator[tuple
     yield "feed-forward parts", f"{plan.devices} x {plan.device.name}: {kept}", "deployment.ffn"
     shares = "equal shares of a step's tokens, each with the batch's mean, spread and longest of contexts"
     yield "micro-batches", f"{plan.micro_batches}: {shares}", "deployment.ffn.micro_batches"
-    sizes = f"{plan.there.bytes_per_token:,.0f} bytes a token and layer there, {plan.back.bytes_per_token:,.0f} back"
+    nodes = Node(plan.device).nodes_for(plan.devices)
+    each = f", to and from each of {nodes} nodes" if nodes > 1 else ""
+    sizes = (
+        f"{plan.there.bytes_per_token:,.0f} bytes a token and layer there, {plan.back.bytes_per_token:,.0f} back{each}"
+    )
     yield "activations to the FFN devices", f"{sizes}, over {plan.link}", plan.link_source

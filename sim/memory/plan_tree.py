@@ -155,11 +155,11 @@ def _ffn(model: ModelSpec, ffn: FfnPlan, memory: FfnMemory) -> Branch:
     )
     kinds = Counter(_feed_forward(layer.ffn, ffn.domains, ffn.devices) for layer in model.layers)
     branch.below += [Branch(f"{text}, in {count} layers") for text, count in kinds.items() if text]
-    if ffn.devices > 1:
-        link = Node(ffn.device).link_for(ffn.devices).kind
-        branch.below.append(
-            Branch(f"communicator: {ffn.devices} FFN devices over {link}, a gather and a scatter of tokens a layer")
-        )
+    group = -(-ffn.devices // Node(ffn.device).nodes_for(ffn.devices))
+    if group > 1:
+        link = Node(ffn.device).link_for(group).kind
+        text = f"communicator: {group} FFN devices over {link}, a gather and a scatter of tokens a layer"
+        branch.below.append(Branch(text))
     count = f"{ffn.instances} attention instance{'s' if ffn.instances > 1 else ''}"
     sizes = f"{ffn.there.bytes_per_token:,.0f} bytes a token and layer there, {ffn.back.bytes_per_token:,.0f} back"
     branch.below.append(Branch(f"link: {count} over {ffn.link}, {sizes}, {ffn.micro_batches} micro-batches"))

@@ -73,7 +73,8 @@ def attention_ffn_bottleneck(found: AttentionFfn) -> tuple[str, str, str, dict[s
         why = "neither side is kept at work by the micro-batches in flight"
         return "pipeline-bound", f"Pipeline-bound: {both}; {why}.", more, evidence
     if fed >= busy:
-        change = "deployment.ffn.devices: more of them, or fewer attention devices."
+        change = "deployment.ffn.devices: more of them"
+        change += ", or fewer deployment.ffn.micro_batches: each reads all weights." if found.micro_batches > 1 else "."
         return "ffn-bound", f"FFN-bound: {both}.", change, evidence
     change = "deployment.data_parallel or tensor_parallel: more attention devices, or fewer deployment.ffn.devices."
     return "attention-bound", f"Attention-bound: {both}.", change, evidence

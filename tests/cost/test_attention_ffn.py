@@ -164,3 +164,16 @@ def test_links_are_those_of_one_node_or_the_network(model, device):
 def test_shares_are_whole_and_nearly_equal():
     assert shares(7, 3) == [3, 2, 2]
     assert shares(2, 4) == [1, 1, 0, 0]
+
+
+def test_ffn_devices_of_several_nodes_gather_inside_theirs(model, device):
+    """Eight in two nodes of four: each node gets all tokens, so twice the bytes, a quarter of them on each device."""
+    network = LinkConf(kind="RoCE", bytes_per_s=25e9, latency_s=5e-6, max_group=0)
+    small = replace(device, devices_per_node=4, scale_up=replace(device.scale_up, max_group=4), nic=network)
+    _, ffn = sides(model, small, devices=8)
+    assert ffn.there.bytes_per_token == 2 * 2048
+    assert ffn.there.attention.bytes_per_token[0] == 2 * 2048
+    assert ffn.there.ffn.bytes_per_token[0] == 2048 / 4
+    _, one = sides(model, small, devices=4)
+    for name in ("count", "bytes_per_token", "factor", "a_s", "bytes_per_s"):
+        assert np.array_equal(getattr(ffn.feeds[0].collective, name), getattr(one.feeds[0].collective, name))

@@ -356,49 +356,31 @@ def pools_html(result: SimulationResult) -> str:
 def sides_html(result: SimulationResult) -> str:
     """Attention and FFN devices of each pool that has them apart: busy, waiting, and the links between them."""
     every = [(pool.name, pool.result.attention_ffn) for pool in result.pools] or [("", result.attention_ffn)]
-    rows = []
-    for name, found in every:
-        if found is None:
-            continue
-        label = f"{found.sizes} {found.ffn_device}"
-        rows.append(
-            [
-                escape(f"{name}: {label}" if name else label),
-                f"{found.micro_batches}",
-                *(
-                    quantity(percent(share))
-                    for share in (
-                        found.attention_busy,
-                        found.attention_bubble,
-                        found.straggler,
-                        found.ffn_busy,
-                        found.ffn_bubble,
-                        found.there_occupied,
-                        found.back_occupied,
-                        found.hidden_share,
-                    )
-                ),
-                quantity((found.there_bytes + found.back_bytes) / GIB),
-            ]
-        )
-    if not rows:
+    apart = [(name, found) for name, found in every if found is not None]
+    if not apart:
         return ""
-    head = [
-        "attention / FFN devices",
-        "micro-batches",
-        "attention busy (%)",
-        "its bubble (%)",
-        "of that, for slower instances (%)",
-        "FFN busy (%)",
-        "its bubble (%)",
-        "link to FFN in use (%)",
-        "link back (%)",
-        "transfer time hidden (%)",
-        "GiB moved",
+    shares = (
+        ("attention devices compute", "attention_busy"),
+        ("they wait (bubble)", "attention_bubble"),
+        ("of that, for slower instances", "straggler"),
+        ("FFN devices compute", "ffn_busy"),
+        ("they wait (bubble)", "ffn_bubble"),
+        ("link to the FFN devices in use", "there_occupied"),
+        ("link back in use", "back_occupied"),
+    )
+    rows = [["micro-batches", *(f"{found.micro_batches}" for _, found in apart)]]
+    rows += [
+        [f"{label}, % of step time", *(quantity(percent(getattr(found, name))) for _, found in apart)]
+        for label, name in shares
     ]
-    note = '<p class="note">Shares of step time. Activations travel over LINKS.</p>'
-    links = " and ".join(dict.fromkeys(found.link for _, found in every if found is not None))
-    return "<h3>Attention and FFN devices</h3>" + note.replace("LINKS", escape(links)) + table(head, rows, "numbers")
+    rows.append(["transfer time hidden, %", *(quantity(percent(found.hidden_share)) for _, found in apart)])
+    moved = (quantity((found.there_bytes + found.back_bytes) / GIB) for _, found in apart)
+    rows.append(["activations moved, GiB", *moved])
+    names = [escape(f"{name}: {found.sizes} {found.ffn_device}".removeprefix(": ")) for name, found in apart]
+    links = " and ".join(dict.fromkeys(found.link for _, found in apart))
+    note = f'<p class="note">Activations travel over {escape(links)}.</p>'
+    head = ["attention / FFN devices", *names]
+    return "<h3>Attention and FFN devices</h3>" + note + table(head, rows, "numbers")
 
 
 def replica_table(result: SimulationResult) -> str:
