@@ -64,14 +64,13 @@ def lockstep_prices(
     """Tabulate `cost` for `ranks` ranks of up to `max_tokens` padded tokens and `max_rows` emitting rows each."""
 
     tokens, rows = np.arange(max_tokens + 1.0), np.arange(max_rows + 1.0)
-    alone = _priced(
-        cost,
-        own,
-        padded_tokens=np.concatenate([tokens, np.zeros(len(rows))]),
-        emitting=np.concatenate([np.zeros(len(tokens)), rows]),
-    )
-    every = np.arange(ranks * max_tokens + 1.0)
-    together = _priced(cost, shared, padded_tokens=every)
+    batches = {
+        "padded_tokens": np.concatenate([tokens, np.zeros(len(rows))]),
+        "emitting": np.concatenate([np.zeros(len(tokens)), rows]),
+    }
+    alone = price_steps(cost, own, batches)
+    every = {"padded_tokens": np.arange(ranks * max_tokens + 1.0)}
+    together = price_steps(cost, shared, every)
     prefill = None if exchange.prefill is None else replace(shared, collective=exchange.prefill)
     routing = None if experts is None else RoutingPrices(experts, together["moe_s"].tolist(), [], [])
     return LockstepPrices(
@@ -83,7 +82,7 @@ def lockstep_prices(
         launch_s=np.asarray(own.device.launch_s, np.float64),
         gap_s=np.asarray(own.device.gap_s, np.float64),
         host_s=float(own.device.host_s),
-        prefill_exchange_s=None if prefill is None else _priced(cost, prefill, padded_tokens=every)["collective_s"],
+        prefill_exchange_s=None if prefill is None else price_steps(cost, prefill, every)["collective_s"],
         decides=exchange.decides,
         routing=routing,
     )
@@ -138,9 +137,8 @@ def lockstep_steps(
 
 def _together(cost: CostModel, shared: PlanArrays, whole: np.ndarray, moved: np.ndarray) -> dict[str, np.ndarray]:
     """The price of the shared part: experts of `whole` tokens, the exchange of `moved` ones."""
-    return _priced(cost, shared, padded_tokens=whole) | {
-        "collective_s": _priced(cost, shared, padded_tokens=moved)["collective_s"]
-    }
+    exchange_s = price_steps(cost, shared, {"padded_tokens": moved})["collective_s"]
+    return price_steps(cost, shared, {"padded_tokens": whole}) | {"collective_s": exchange_s}
 
 
 def _device_s(price: dict[str, np.ndarray]) -> np.ndarray:
@@ -164,20 +162,3 @@ def _largest(values: np.ndarray, step: np.ndarray, count: int) -> np.ndarray:
     found = np.full(count, -np.inf)
     np.maximum.at(found, step, values)
     return found
-
-
-def _priced(cost: CostModel, arrays: PlanArrays, **given: np.ndarray) -> dict[str, np.ndarray]:
-    """The price of batches of the given fields, the others 0."""
-    size = len(next(iter(given.values())))
-    return price_steps(cost, arrays, _Columns(size, given))
-
-
-class _Columns(dict):
-    """Fields of `BatchStats` by name; those that are not given are 0."""
-
-    def __init__(self, size: int, given: dict[str, np.ndarray]):
-        super().__init__(given)
-        self._zero = np.zeros(size)
-
-    def __missing__(self, name: str) -> np.ndarray:
-        return self._zero

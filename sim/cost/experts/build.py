@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from sim.cost.experts.loads import PER_OCTAVE, expert_loads
 from sim.cost.experts.times import ACTIVE, ExchangeTimes, LayerTimes, RoutedExperts
 from sim.cost.model import CostModel
-from sim.cost.table import STATS, price_experts, price_steps
+from sim.cost.table import price_experts, price_steps
 from sim.deployment.placement import place
 from sim.deployment.plan import MOST, ExchangeRule, PlanArrays
 from sim.workload.experts import popularity
@@ -76,9 +76,8 @@ def _exchange_times(
         return None
     sizes = _sizes(most)
     ways = [plan] if exchange.prefill is None else [plan, replace(plan, collective=exchange.prefill)]
-    zero = np.zeros(len(sizes))
-    columns = dict.fromkeys(STATS, zero) | {"padded_tokens": sizes}
-    return ExchangeTimes(sizes, tuple(price_steps(cost, way, columns)["collective_s"] / layers for way in ways))
+    prices = [price_steps(cost, way, {"padded_tokens": sizes})["collective_s"] for way in ways]
+    return ExchangeTimes(sizes, tuple(seconds / layers for seconds in prices))
 
 
 def _sizes(most: int) -> Float[np.ndarray, " size"]:
