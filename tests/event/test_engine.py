@@ -164,7 +164,7 @@ def test_arrivals_late_on_the_clock():
 
 def test_unknown_router_is_named():
     with pytest.raises(
-        ValueError, match="deployment.router: wanted one of least_kv, .*round_robin.*, or ./my_router.py, got 'fastest'"
+        ValueError, match="deployment.router: wanted one of kv_aware, .*round_robin.*, or ./my_router.py, got 'fastest'"
     ):
         run_exact(workload([0], [1], [1]), make_settings(), constant(1e-3), num_gpu_blocks=9, router="fastest")
 
