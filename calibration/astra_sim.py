@@ -9,12 +9,13 @@ ASTRA-sim's GB per second of a network is 2**30 bytes; that of a memory is 10**9
 """
 
 import csv
-import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sim.documents import parse_json, read_text
 from sim.event.fabric.graph import COLLECTIVE, COMPUTE, LOAD, RECEIVE, SEND, Node
 from sim.hardware.collective_rules import Dimension, Rules
 
@@ -36,6 +37,7 @@ COLUMNS = (
     "local_mem_bw_GBps",
     "cycles_ns",
 )
+LEAST_RATE = 1e-9
 GRAPH_RULES = Rules(queued=True)
 """The graphs ran on the network that is aware of congestion, with the endpoints of the tables."""
 
@@ -67,32 +69,34 @@ class GraphRun:
 
 def read_runs(path: Path) -> list[Run]:
     """The rows of a table. **Raises:** `ValueError` for columns that are missing, or a row that cannot be read."""
-    with path.open(encoding="utf-8", newline="") as stream:
-        rows = csv.DictReader(line for line in stream if not line.startswith("#"))
-        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-        if missing:
-            raise ValueError(
-                f"collectives={path}: the table lacks {', '.join(missing)}; it wants {', '.join(COLUMNS)}."
-            )
-        runs = []
-        for number, row in enumerate(rows, 2):
-            try:
-                runs.append(_run(row))
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"collectives={path}, row {number} cannot be read: {error}") from error
+    rows = csv.DictReader(line for line in read_text(path).splitlines() if not line.startswith("#"))
+    missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+    if missing:
+        raise ValueError(f"collectives={path}: the table lacks the columns {', '.join(missing)}.")
+    runs = []
+    for number, row in enumerate(rows, 2):
+        try:
+            runs.append(_run(row))
+        except ValueError as error:
+            raise ValueError(f"collectives={path}, row {number}: {str(error).removesuffix('.')}.") from error
     return runs
 
 
 def _run(row: dict[str, str]) -> Run:
     if row["backend"] not in ("unaware", "aware"):
         raise ValueError(f"backend wants unaware or aware, got {row['backend']!r}")
-    columns = ("topology", "npus", "latency_ns", "bandwidth_GBps", "algorithm")
-    parts = zip(*(row[name].split("x") for name in columns), strict=True)
+    sizes = [_number("npus", cell, 1, int) for cell in _cells(row, "npus")]
+    latencies = [_number("latency_ns", cell, 0) for cell in _cells(row, "latency_ns")]
+    rates = [_number("bandwidth_GBps", cell, LEAST_RATE) for cell in _cells(row, "bandwidth_GBps")]
+    kinds, ways = _cells(row, "topology"), _cells(row, "algorithm")
+    if len({len(part) for part in (sizes, latencies, rates, kinds, ways)}) > 1:
+        raise ValueError("topology, npus, latency_ns, bandwidth_GBps and algorithm want as many parts, joined by x")
+    parts = zip(kinds, sizes, latencies, rates, ways, strict=True)
     rules = Rules(
-        int(row["dataset_splits"]),
-        int(row["active_chunks"]),
-        int(row["endpoint_delay"]),
-        float(row["local_mem_bw_GBps"]),
+        int(_number("dataset_splits", row["dataset_splits"], 1, int)),
+        int(_number("active_chunks", row["active_chunks"], 1, int)),
+        int(_number("endpoint_delay", row["endpoint_delay"], 0, int)),
+        _number("local_mem_bw_GBps", row["local_mem_bw_GBps"], LEAST_RATE),
         row["backend"] == "aware",
     )
     return Run(
@@ -100,21 +104,41 @@ def _run(row: dict[str, str]) -> Run:
         row["topology"],
         row["collective"],
         row["algorithm"],
-        int(row["bytes"]),
-        tuple(Dimension(kind, int(n), float(ns), float(rate) * BYTES_PER_NS, how) for kind, n, ns, rate, how in parts),
+        int(_number("bytes", row["bytes"], 1, int)),
+        tuple(Dimension(kind, int(n), ns, rate * BYTES_PER_NS, how) for kind, n, ns, rate, how in parts),
         rules,
-        int(row["cycles_ns"]),
+        int(_number("cycles_ns", row["cycles_ns"], 1, int)),
     )
+
+
+def _cells(row: dict[str, str], name: str) -> list[str]:
+    """The parts of a cell, one per dimension."""
+    return (row[name] or "").split("x")
+
+
+def _number(name: str, cell: str | None, least: float, kind: type[int] | type[float] = float) -> float:
+    """The number of a cell; `ValueError` that names its column otherwise."""
+    try:
+        value = kind(cell or "")
+    except ValueError:
+        value = math.nan
+    if not least <= value < math.inf:
+        what = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{name} wants {what} of at least {least:g}, got {cell!r}")
+    return value
 
 
 def read_graphs(path: Path) -> list[GraphRun]:
     """The graphs of a file. **Raises:** `ValueError` for what cannot be read."""
     try:
-        return list(_graphs(json.loads(path.read_text(encoding="utf-8"))))
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        found = list(_graphs(parse_json(read_text(path), f"collectives={path}")))
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"collectives={path}: no list of graphs with network, graph and finish_ns: {error!r}."
+            f"collectives={path}: wanted a list of graphs, each with name, network, opts, graph and finish_ns."
         ) from error
+    if not found:
+        raise ValueError(f"collectives={path} has no graphs.")
+    return found
 
 
 def _graphs(entries: list[dict[str, Any]]) -> Iterator[GraphRun]:

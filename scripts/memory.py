@@ -43,5 +43,9 @@ def run(arguments: Arguments) -> Answer:
     else:
         fields |= to_json(budgets[0])
         text = to_text(budgets[0])
+    apart = [spec.deployment.ffn.devices for spec in specs if spec.deployment.ffn.devices]
+    if apart:
+        fields["note"] = f"attention devices; `headway plan` has the {apart[0]} FFN devices and whether they hold theirs"
+        text = f"{text}\n\nThis is the sum of {fields['note']}."
     fields["ignored_flags"] = [{"flag": flag, "reason": why} for flag, why in asked.ignored]
     return Answer(fields, "\n".join([text, *asked.remarks()]), 0 if fits else 2)

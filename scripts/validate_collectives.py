@@ -22,8 +22,6 @@ def run(arguments: Arguments) -> Answer:
     """Errors by network, topology, collective and algorithm; of graphs, the times that are exact."""
     keys = PlainKeys.of("headway validate", arguments.words, KEYS)
     path = user_path(keys.text("collectives"), "collectives")
-    if not path.is_file():
-        raise ValueError(f"collectives={path}: there is no such file.")
     if path.suffix == ".json":
         return _graphs(path)
     from calibration.astra_sim import read_runs

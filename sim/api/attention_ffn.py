@@ -34,7 +34,7 @@ def attention_ffn_use(plan: Plan, sides: SideTimes) -> AttentionFfn:
         back_occupied=share(sides.back_s),
         there_bytes=padded * ffn.visits * ffn.there.bytes_per_token,
         back_bytes=padded * ffn.visits * ffn.back.bytes_per_token,
-        hidden_share=1.0 - float(sides.shown_s.sum()) / moving_s if moving_s else None,
+        hidden_share=max(0.0, 1.0 - float(sides.shown_s.sum()) / moving_s) if moving_s else None,
         padding_share=1.0 - float(sides.tokens.sum()) / padded if padded else 0.0,
         ffn_time_s={name.removesuffix("_s"): float(values.sum()) for name, values in sides.ffn_parts.items()},
     )

@@ -279,6 +279,7 @@ def _whole(fleet: Fleet, exact: ExactRun, pools: list[PoolResult]) -> Simulation
         num_gpu_blocks=min(result.num_gpu_blocks for result in results),
         usd_per_gpu_hour=_mean_price(results, gpus),
         memory=None,
+        experts=None,
         assumptions=_assumptions(fleet, pools),
         not_modelled=_not_modelled(fleet, results),
         config=dataclasses.asdict(fleet.conf),

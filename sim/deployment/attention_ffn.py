@@ -39,7 +39,12 @@ MOST_MICRO_BATCHES = 64
 
 def ffn_device(deployment: DeploymentConf, device: DeviceConf) -> DeviceConf:
     """The device of the feed-forward parts: their own, or that of the ranks."""
-    return load_device(deployment.ffn.hardware) if deployment.ffn.hardware else device
+    if not deployment.ffn.hardware:
+        return device
+    try:
+        return load_device(deployment.ffn.hardware)
+    except ValueError as error:
+        raise ValueError(str(error).replace("hardware=", "deployment.ffn.hardware=", 1)) from error
 
 
 def side_of_ranks(model: ModelSpec, deployment: DeploymentConf) -> ModelSpec:
@@ -70,8 +75,8 @@ def check_ffn(model: ModelSpec, device: DeviceConf, deployment: DeploymentConf) 
     if deployment.pipeline_parallel > 1:
         raise ValueError(
             "FFN devices cannot be simulated with pipeline stages, got deployment.ffn.devices="
-            f"{ffn.devices} with deployment.pipeline_parallel={deployment.pipeline_parallel}; set one of them to 1 "
-            "stage or 0 devices."
+            f"{ffn.devices} with deployment.pipeline_parallel={deployment.pipeline_parallel}; set the latter to 1, "
+            "or choose a deployment without ffn."
         )
     plain = DeploymentConf()
     for key in ("expert_parallel", "all_to_all", "redundant_experts", "expert_placement"):

@@ -27,9 +27,10 @@ def unused(deployment: DeploymentConf, key: str) -> str:
     if group != "deployment":
         return ""
     if part in SHAPE and pools:
-        return (
-            f"where pools are listed each has its own; set deployment.pools.{next(iter(pools))}.{part}, or leave it out"
-        )
+        # feed-forward parts of prefill instances stay with attention
+        may = [own for own, pool in pools.items() if part != "ffn" or pool.role != "prefill"]
+        own = next(iter(may or pools))
+        return f"where pools are listed each has its own; set deployment.pools.{own}.{part}, or leave it out"
     if part in HANDED_OVER and not any(pool.role == "prefill" for pool in pools.values()):
         return "it wants a pool of role prefill in deployment.pools; leave it out"
     transfer = deployment.transfer

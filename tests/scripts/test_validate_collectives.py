@@ -27,7 +27,7 @@ def test_mistakes_are_sentences(headway, tmp_path):
     assert "there is no such file" in headway("validate", "collectives=nowhere.csv").err
     table = tmp_path / "table.csv"
     table.write_text("backend,topology\nunaware,Ring\n")
-    assert "lacks npus, collective" in headway("validate", f"collectives={table}").err
+    assert "lacks the columns npus, collective" in headway("validate", f"collectives={table}").err
     lines = (RECORDED / "runs.csv").read_text().splitlines()[2:4]
     table.write_text("\n".join(lines).replace("aware,", "blind,", 1) + "\n")
     assert "wants unaware or aware" in headway("validate", f"collectives={table}").err

@@ -56,7 +56,7 @@ def test_a_trace_is_counted_by_layer_and_domain(tmp_path):
         ("layer,expert\n0,0\n", "wanted the columns layer, expert, tokens, got layer, expert"),
         ("layer,expert,tokens\n0,3,1\n", "line 2: wanted an expert from 0 to 2, got 3"),
         ("layer,expert,tokens\n0,0,1\n0,x,1\n", "line 3: wanted a layer, an expert and a count, got 0,x,1"),
-        ("layer,expert,tokens\n0,0,-1\n", "line 2: wanted a count of tokens, 0 or more, got -1"),
+        ("layer,expert,tokens\n0,0,-1\n", "line 2: wanted a count of tokens from 0 to 1e18, got -1"),
         ("layer,expert,tokens\n0,0,0\n", "layer 0 has no tokens at any expert"),
         ("layer,expert,tokens\n", "at least one layer with experts, got no rows"),
         ("layer,expert,tokens\n0,0,1\n1,0,1\n", "the model has 3 layers with experts, the file 2"),

@@ -45,7 +45,11 @@ def popularity(
 
 
 def _counts(path: Path, experts: int) -> dict[tuple[str, int, int], float]:
-    rows = csv.reader(io.StringIO(read_text(path), newline=""))
+    try:
+        text = read_text(path)
+    except ValueError as error:
+        raise ValueError(f"experts.path={error}") from None
+    rows = csv.reader(io.StringIO(text, newline=""))
     header = [name.strip().lower() for name in next(rows, [])]
     missing = [name for name in COLUMNS if name not in header]
     if missing:
@@ -55,19 +59,20 @@ def _counts(path: Path, experts: int) -> dict[tuple[str, int, int], float]:
     for number, row in enumerate(rows, 2):
         if not row:
             continue
+        where = f"experts.path={path}, line {number}"
         try:
             layer, expert, tokens = int(row[at["layer"]]), int(row[at["expert"]]), float(row[at["tokens"]])
         except (ValueError, IndexError):
-            raise ValueError(
-                f"{path}, line {number}: wanted a layer, an expert and a count, got {','.join(row)}."
-            ) from None
+            raise ValueError(f"{where}: wanted a layer, an expert and a count, got {','.join(row)}.") from None
+        if layer < 0:
+            raise ValueError(f"{where}: wanted a layer from 0, got {layer}.")
         if not 0 <= expert < experts:
-            raise ValueError(f"{path}, line {number}: wanted an expert from 0 to {experts - 1}, got {expert}.")
+            raise ValueError(f"{where}: wanted an expert from 0 to {experts - 1}, got {expert}.")
         if not 0.0 <= tokens < 1e18:
-            raise ValueError(f"{path}, line {number}: wanted a count of tokens, 0 or more, got {row[at['tokens']]}.")
+            raise ValueError(f"{where}: wanted a count of tokens from 0 to 1e18, got {row[at['tokens']]}.")
         domain = row[at["domain"]] if "domain" in at and len(row) > at["domain"] else ""
         key = (domain, layer, expert)
         found[key] = found.get(key, 0.0) + tokens
     if not found:
-        raise ValueError(f"{path}: wanted at least one layer with experts, got no rows.")
+        raise ValueError(f"experts.path={path}: wanted at least one layer with experts, got no rows.")
     return found
