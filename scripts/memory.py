@@ -45,7 +45,7 @@ def run(arguments: Arguments) -> Answer:
         text = to_text(budgets[0])
     apart = [spec.deployment.ffn.devices for spec in specs if spec.deployment.ffn.devices]
     if apart:
-        fields["note"] = f"attention devices; `headway plan` has the {apart[0]} FFN devices and whether they hold theirs"
+        fields["note"] = f"attention devices; `headway plan` has the sum of the {apart[0]} FFN devices"
         text = f"{text}\n\nThis is the sum of {fields['note']}."
     fields["ignored_flags"] = [{"flag": flag, "reason": why} for flag, why in asked.ignored]
     return Answer(fields, "\n".join([text, *asked.remarks()]), 0 if fits else 2)

@@ -34,4 +34,4 @@ def test_mistakes_are_sentences(headway, tmp_path):
     graphs = tmp_path / "graphs.json"
     graphs.write_text('[{"name": "a"}]')
     answer = headway("validate", f"collectives={graphs}")
-    assert answer.code == 2 and "no list of graphs" in answer.err
+    assert answer.code == 2 and "wanted a list of graphs" in answer.err
