@@ -244,7 +244,8 @@ class Replica:
                 self._idles = False
                 if queue.idles(None):
                     return now_ns + self._idle_sleep_ns
-            self.poll()
+            if self.port is not None:
+                self.poll()
             if self._inbox:
                 self._take_up(now_ns)
             elif self.empty_turns and self._only_hears():
