@@ -68,7 +68,7 @@ def test_two_replicas_carry_twice_as_much():
 
 
 def test_a_bound_that_nothing_meets_is_said():
-    answer = run(experiment(bounds=[{"ttft_ms": 0.001, "tpot_ms": 40.0}], window_s=0.1), [], [])
+    answer = run(experiment(bounds=[{"ttft_ms": 0.001, "tpot_ms": 40.0}], window_s=0.1, start_rate=0.02), [], [])
     assert [row["point"] for row in answer.fields["rows"]] == [None, None] and "none holds" in answer.text
     with pytest.raises(ValueError, match="x sets workload.rate itself"):
         run(experiment(), ["workload.rate=3"], [])
