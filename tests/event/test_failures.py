@@ -9,7 +9,7 @@ from sim.event.handover import FREE, Failures, HandOverCosts
 from sim.event.run import Routing, run_fleet
 from sim.report.result import FAILED, FINISHED
 
-from .test_fleet import H100, MS, lay_out, pool, workload
+from .test_fleet import H100, MS, drawn_workload, lay_out, pool, workload
 
 
 def run(work, prefill, decode, failures, costs=FREE):
@@ -68,12 +68,7 @@ def test_the_rate_is_drawn_by_seed_and_request():
 @given(data=st.data())
 def test_drawn_failures_conserve(data):
     draw = data.draw
-    count = draw(st.integers(1, 25))
-    work = workload(
-        sorted(draw(st.lists(st.integers(0, 100), min_size=count, max_size=count))),
-        draw(st.lists(st.integers(1, 150), min_size=count, max_size=count)),
-        draw(st.lists(st.integers(1, 30), min_size=count, max_size=count)),
-    )
+    work = drawn_workload(draw)
     limits = {"max_num_batched_tokens": draw(st.integers(16, 200)), "async_scheduling": draw(st.booleans())}
     sides = [
         pool(

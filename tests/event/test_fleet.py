@@ -30,6 +30,16 @@ def workload(arrivals_ms, prompts, outputs, **more) -> Workload:
     return Workload("test", np.array(arrivals_ms) * MS, np.array(prompts), np.array(outputs), **more)
 
 
+def drawn_workload(draw, most=25, outputs=30) -> Workload:
+    """Up to `most` requests within 100 ms, of up to 150 prompt tokens and `outputs` outputs."""
+    count = draw(st.integers(1, most))
+    return workload(
+        sorted(draw(st.lists(st.integers(0, 100), min_size=count, max_size=count))),
+        draw(st.lists(st.integers(1, 150), min_size=count, max_size=count)),
+        draw(st.lists(st.integers(1, outputs), min_size=count, max_size=count)),
+    )
+
+
 def constant(base_s):
     return make_table(base_s=base_s, token_s=0.0, row_s=0.0)
 
@@ -203,12 +213,7 @@ def test_a_fleet_of_one_pool_is_run_exact():
 def test_drawn_fleets_conserve(version, data):
     """Conservation is checked in the run; a request's times are in order, and the same run is the same to the bit."""
     draw = data.draw
-    count = draw(st.integers(1, 25))
-    work = workload(
-        sorted(draw(st.lists(st.integers(0, 100), min_size=count, max_size=count))),
-        draw(st.lists(st.integers(1, 150), min_size=count, max_size=count)),
-        draw(st.lists(st.integers(1, 30), min_size=count, max_size=count)),
-    )
+    work = drawn_workload(draw)
     profile = load_engine("vllm", version).profile
     ahead = draw(st.booleans()) and profile.async_by_default
     common = {"profile": profile, "async_scheduling": ahead, "max_num_batched_tokens": draw(st.integers(16, 200))}

@@ -8,7 +8,7 @@ from sim.event.handover import HandOverCosts
 from sim.event.run import Routing
 from sim.report.result import FINISHED
 
-from .test_fleet import MS, disaggregated, pool, workload
+from .test_fleet import MS, disaggregated, drawn_workload, pool, workload
 
 
 AT_ARRIVAL = Routing(at_arrival=True)
@@ -91,12 +91,7 @@ def test_the_recurrence(data):
 def test_drawn_fleets_conserve(data):
     """What links carried is what requests were sent, whatever is preempted, shared or awaited."""
     draw = data.draw
-    count = draw(st.integers(1, 20))
-    work = workload(
-        sorted(draw(st.lists(st.integers(0, 100), min_size=count, max_size=count))),
-        draw(st.lists(st.integers(1, 150), min_size=count, max_size=count)),
-        draw(st.lists(st.integers(1, 30), min_size=count, max_size=count)),
-    )
+    work = drawn_workload(draw, most=20)
     limits = {"max_num_batched_tokens": draw(st.integers(16, 200)), "async_scheduling": draw(st.booleans())}
     sides = [
         pool(

@@ -1,6 +1,5 @@
 """Prefill and decode instances of SGLang and TensorRT-LLM: by hand, in closed form, and drawn."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings as run_settings, strategies as st
 
@@ -13,9 +12,9 @@ from sim.event.run import Routing, run_fleet
 from sim.hardware.read import load_device
 from sim.memory.shape import GroupShape
 from sim.report.result import FINISHED
-from sim.workload.trace import Workload
 
 from .conftest import make_settings, make_table
+from .test_fleet import drawn_workload, workload
 from .test_lockstep import prices
 
 
@@ -24,10 +23,6 @@ H100 = load_device("h100-sxm")
 ENGINES = {"sglang": "0.5.23", "trtllm": "1.0"}
 POLICY = {"sglang": "fcfs", "trtllm": "GUARANTEED_NO_EVICT"}
 COSTS = HandOverCosts(1e-3, 2e-3, 1e-4, 3e-4)
-
-
-def workload(arrivals_ms, prompts, outputs) -> Workload:
-    return Workload("test", np.array(arrivals_ms) * MS, np.array(prompts), np.array(outputs))
 
 
 def pool(engine, role, base_s=10e-3, blocks=100, *, ranks=1, replicas=1, block_bytes=0.0, **changes):
@@ -182,12 +177,7 @@ def test_ranks_in_lockstep_run_no_step_for_transfers_alone(engine):
 def test_drawn_fleets_conserve(engine, data):
     """Conservation is checked in the run; one latency for each token after the first; the same to the bit again."""
     draw = data.draw
-    count = draw(st.integers(1, 25))
-    work = workload(
-        sorted(draw(st.lists(st.integers(0, 100), min_size=count, max_size=count))),
-        draw(st.lists(st.integers(1, 150), min_size=count, max_size=count)),
-        draw(st.lists(st.integers(1, 60), min_size=count, max_size=count)),
-    )
+    work = drawn_workload(draw, outputs=60)
     common = {"async_scheduling": draw(st.booleans()), "max_num_batched_tokens": 16 * draw(st.integers(1, 12))}
     common["chunked_prefill"] = common["max_num_batched_tokens"] < 160 or draw(st.booleans())
     common["prefix_caching"] = engine == "sglang" and draw(st.booleans())

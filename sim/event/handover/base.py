@@ -1,5 +1,6 @@
 """What both ways of handing over share: the pairs, the two sides of a transfer, its times, the links."""
 
+import abc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import mul
@@ -51,7 +52,7 @@ class HandOverCosts:
 FREE = HandOverCosts(0.0, 0.0, 0.0, 0.0)
 
 
-class HandOver:
+class HandOver(abc.ABC):
     """All transfers of a run: their times, and what happens between the two sides.
 
     `keeps_token`: the prefill's token is the client's first. `count`: prefills handed over.
@@ -114,21 +115,22 @@ class HandOver:
         """Tokens that prefills sampled and nobody sees."""
         return 0 if self.keeps_token else self.count
 
+    @abc.abstractmethod
     def arrived(self, i: int, source: int, outputs: int) -> Request | None:
         """Request i, of which the client gets so many tokens, goes to prefill instance `source`.
 
         The request for its queue; None if it comes there later.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def prefilled(self, source: int, request: Request, now_ns: int) -> None:
         """A prefill has ended."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def begin(self, target: int, request: Request, blocks: Sequence[int]) -> None:
         """The decode instance has blocks for the prompt, so many of each group to be filled."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def computed(self, source: int, request: Request, tokens: int) -> None:
         """A prefill instance has computed so many tokens of a request that is told of as it goes."""
 

@@ -32,6 +32,9 @@ class Pull(HandOver):
         at_ns = now_ns + to_ns(self._costs.hand_over_s) + self._pickup_ns[target]
         self._agenda.at(at_ns, lambda at: self._reach(i, at))
 
+    def computed(self, source: int, request: Request, tokens: int) -> None:
+        """Nothing yet: the decode side asks when all of a prompt is there."""
+
     def begin(self, target: int, request: Request, blocks: Sequence[int]) -> None:
         """Blocks are there: the KV is asked for."""
         size, whole = self._asked(target, request, blocks)
