@@ -9,6 +9,7 @@ from hypothesis import given, settings as run_settings, strategies as st
 from sim.deployment.conf import TransferConf
 from sim.deployment.settings import load_engine
 from sim.deployment.topology import lay_out
+from sim.event.cluster import Stuck
 from sim.event.handover import FREE, HandOverCosts
 from sim.event.pool import EnginePool
 from sim.event.run import Routing, run_exact, run_fleet
@@ -232,7 +233,13 @@ def test_drawn_fleets_conserve(version, data):
     ]
     costs = HandOverCosts(*(draw(st.sampled_from([0.0, 1e-3])) for _ in range(4)))
     routing = Routing(at_arrival=draw(st.booleans()), decode_router=draw(st.sampled_from(["round_robin", "random"])))
-    first, second = (disaggregated(work, *made, costs, routing) for _ in range(2))
+    try:
+        first, second = (disaggregated(work, *made, costs, routing) for _ in range(2))
+    except Stuck:  # engines hang too where loaded prompts leave nobody room to go on; never where all fit at once
+        assert sum(-(-(p + o) // 16) for p, o in zip(work.prompt_tokens, work.output_tokens, strict=True)) >= (
+            made[1].num_gpu_blocks - 1
+        )
+        return
     assert all(first.checks.values())
     done = first.requests.status == FINISHED
     assert first.itl_count.sum() == (first.requests.output_tokens[done] - 1).sum()
