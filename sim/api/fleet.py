@@ -89,6 +89,11 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     if any(spec.role == "prefill" for spec in specs):
         sides = [KVSide(spec, p.job.plan.engine, p.job.budget) for spec, p in zip(specs, pools, strict=True)]
         check_kv(sides, conf.deployment.transfer)
+        if workload.abort_after_ns is not None:
+            raise ValueError(
+                "workload.abort_after_s: requests given up between prefill and decode instances are not simulated; "
+                "leave it out, or choose pools of role both."
+            )
         _, efficiency = costs_of(conf, _scheduler(pools), 0)
         topology = lay_out(
             [(pool.name, pool.job.plan.device, pool.ranks, pool.devices_per_rank) for pool in pools],
@@ -295,6 +300,7 @@ def _whole(fleet: Fleet, exact: ExactRun, pools: list[PoolResult]) -> Simulation
         transfers=exact.transfers,
         links=exact.links,
         retries=exact.retries,
+        moments=exact.moments,
         attention_ffn=None,
     )
 

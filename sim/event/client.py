@@ -6,7 +6,8 @@ from heapq import heapreplace
 import numpy as np
 
 from sim.event.agenda import NEVER as NEVER
-from sim.report.result import ABORTED, FAILED, FINISHED, LOST, REJECTED, RequestTable
+from sim.report.moment import Moment
+from sim.report.result import ABORTED, FAILED, FINISHED, LOST, OPEN, REJECTED, RequestTable
 from sim.scheduler.base import Batch, Request
 from sim.workload.trace import Workload
 
@@ -17,7 +18,8 @@ class Client:
     Request i is sent at its planned arrival, in a closed loop of K at `max(arrival, end of the (i - K + 1)-th
     request to end)`. `doors` API servers take requests one at a time, each for `door_ns`; then `pickup_ns` pass to the
     engine's input queue. `next_ns` is when the next request gets there, `NEVER` while all are sent or as many as may
-    be are outstanding.
+    be are outstanding. `cut_tokens`: at most so many were emitted of requests that did not end, or began again.
+    `moments`: when clients gave requests up.
     """
 
     def __init__(self, workload: Workload, pickup_ns: int = 0, door_ns: int = 0, doors: int = 1):
@@ -38,9 +40,11 @@ class Client:
         self._cached = [0] * count
         self._replica = [-1] * count
         self._outputs = [0] * count
-        self._status = [ABORTED] * count
+        self._status = [OPEN] * count
         self._last_token_ns: dict[int, int] = {}
         self.itl: dict[int, int] = {}
+        self.cut_tokens = 0
+        self.moments: list[Moment] = []
         self._find_next()
 
     def _find_next(self) -> None:
@@ -61,6 +65,18 @@ class Client:
         self.sent = i + 1
         self._find_next()
 
+    def arrival_ns(self, i: int) -> int:
+        """When request i was sent."""
+        return self._arrival_ns[i]
+
+    def awaits(self, i: int) -> bool:
+        """Whether request i has not ended, and the client still waits for it."""
+        return self._status[i] == OPEN
+
+    def replica_of(self, i: int) -> int:
+        """Where request i went last, -1 before."""
+        return self._replica[i]
+
     def placed(self, i: int, replica: int, outputs: int) -> None:
         """Request i went to a replica, for `outputs` tokens."""
         self._replica[i] = replica
@@ -68,25 +84,33 @@ class Client:
 
     def rejected(self, i: int, now_ns: int, status: int = REJECTED) -> None:
         """The engine, or a router (`SHED`), refuses request i."""
-        self._status[i] = status
-        self._end(now_ns)
+        self._end(i, status, now_ns)
+
+    def aborted(self, i: int, now_ns: int) -> None:
+        """The client gives request i up."""
+        self.cut_tokens += self._outputs[i]
+        self.moments.append(Moment(now_ns, "client gives up", self._replica[i], i))
+        self._end(i, ABORTED, now_ns)
 
     def lost(self, i: int, now_ns: int) -> None:
         """Its replica failed, and it was not sent again."""
-        self._status[i] = LOST
-        self._end(now_ns)
+        self.cut_tokens += self._outputs[i]
+        self._end(i, LOST, now_ns)
 
     def failed(self, i: int, now_ns: int) -> None:
         """Its KV could not be loaded where it is to be decoded."""
-        self._status[i] = FAILED
-        self._end(now_ns)
+        self._end(i, FAILED, now_ns)
 
     def restarted(self, i: int) -> None:
         """Its replica failed; it begins again somewhere else."""
+        self.cut_tokens += self._outputs[i]
         self._queued_ns[i] = self._scheduled_ns[i] = self._first_token_ns[i] = -1
         self._last_token_ns.pop(i, None)
 
-    def _end(self, now_ns: int) -> None:
+    def _end(self, i: int, status: int, now_ns: int) -> None:
+        if not self.awaits(i):
+            return  # the client has gone
+        self._status[i] = status
         self._ends.append(now_ns)
         if self.next_ns == NEVER:
             self._find_next()
@@ -137,6 +161,8 @@ class Client:
                 self.continued([(now_ns - self._last_token_ns[i], 1)])
         for request in ended:
             i = request.index
+            if self._status[i] != OPEN:
+                continue  # its client has gone
             self._finish_ns[i] = now_ns
             self._status[i] = FINISHED
             self._preemptions[i] = request.preemptions

@@ -7,6 +7,7 @@ next batch: what ends at t frees a place at t, and what arrives at t is in the b
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sim.event.aborts import Aborts
 from sim.event.agenda import NEVER, Agenda
 from sim.event.client import Client
 from sim.event.lifecycle import Elastic, Lifecycle
@@ -87,6 +88,8 @@ class Cluster:
         self._prompts = client.workload.prompt_tokens.tolist()
         self._outputs = client.workload.output_tokens.tolist()
         self.lifecycle = None if elastic is None else Lifecycle(elastic, agenda, client, ranks, self.place)
+        patience = client.workload.abort_after_ns
+        self._aborts = None if patience is None else Aborts(agenda, client, self._take_out)
 
     def place(self, i: int, now_ns: int) -> None:
         """Give request i to a replica, or turn it away."""
@@ -114,6 +117,18 @@ class Cluster:
         if replica.blocked:
             replica.blocked = False
             self.agenda.wake(target, now_ns)
+
+    def _take_out(self, i: int, now_ns: int) -> None:
+        """Nobody waits for request i any more."""
+        if self.lifecycle is not None and self.lifecycle.leave(i):
+            return
+        place = self.client.replica_of(i)
+        if place < 0:
+            return
+        replica = self.replicas[place]
+        if replica.cancel(i) is not None and replica.blocked:
+            replica.blocked = False
+            self.agenda.wake(place, now_ns)
 
     def run(self, on_progress: OnProgress | None = None) -> None:
         """Everything to the end; `on_progress(ended, now_ns)` is called now and then."""
@@ -152,6 +167,8 @@ class Cluster:
             i = client.sent
             client.send()
             self.place(i, at)
+            if self._aborts is not None:
+                self._aborts.arrived(i, at)
 
     def _horizon(self) -> int:
         return min(self.agenda.next_ns, self.client.next_ns)

@@ -19,6 +19,7 @@ import numpy as np
 from sim.event.agenda import Agenda
 from sim.event.client import Client
 from sim.event.replica import Replica
+from sim.report.moment import Moment
 from sim.units import to_ns
 
 
@@ -51,6 +52,7 @@ class Lifecycle:
 
     `ranks`: of each replica. `place(i, now_ns)` sends a request (again). `waiting`: requests that nobody could take.
     `version` counts the changes of `up`; `retries` how often each request was sent again.
+    `moments`: what happened to replicas.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Lifecycle:
         self.version = 0
         self.waiting: list[int] = []
         self.retries: dict[int, int] = {}
+        self.moments: list[Moment] = []
         self._elastic = elastic
         self._agenda = agenda
         self._client = client
@@ -86,6 +89,13 @@ class Lifecycle:
         """Nobody is in service who could take request i."""
         self.waiting.append(i)
 
+    def leave(self, i: int) -> bool:
+        """Request i waits no longer, if it did."""
+        if i not in self.waiting:
+            return False
+        self.waiting.remove(i)
+        return True
+
     def give_up(self, now_ns: int) -> None:
         """Nobody will be in service any more: those that wait are lost."""
         for i in self.waiting:
@@ -98,6 +108,7 @@ class Lifecycle:
                 self._start(change.replica, now_ns)
             elif change.action == DRAIN:
                 self._set(change.replica, False)
+                self._note(now_ns, DRAIN, change.replica)
             else:
                 self._fail(change.replica, now_ns)
 
@@ -106,6 +117,7 @@ class Lifecycle:
     def _start(self, replica: int, now_ns: int) -> None:
         """It loads its weights, then it is in service; unless something else happens to it before."""
         self._loads[replica] += 1
+        self._note(now_ns, START, replica)
         number = self._loads[replica]
 
         def ready(at_ns: int) -> None:
@@ -114,6 +126,7 @@ class Lifecycle:
             for rank in self._ranks[replica]:
                 rank.renew()
             self._set(replica, True)
+            self._note(at_ns, "in service", replica)
             self._expect_failure(replica, at_ns)
             waiting, self.waiting = self.waiting, []
             for i in waiting:
@@ -126,14 +139,20 @@ class Lifecycle:
             self._loads[replica] += 1  # it was loading
             return
         self._set(replica, False)
+        self._note(now_ns, FAIL, replica)
         for rank in self._ranks[replica]:
             for request in rank.fail():
+                if not self._client.awaits(request.index):
+                    continue
                 if self._elastic.retry:
                     self.retries[request.index] = self.retries.get(request.index, 0) + 1
                     self._client.restarted(request.index)
                     self._place(request.index, now_ns)
                 else:
                     self._client.lost(request.index, now_ns)
+
+    def _note(self, now_ns: int, what: str, replica: int) -> None:
+        self.moments.append(Moment(now_ns, what, self._ranks[replica][0].index))
 
     def _set(self, replica: int, up: bool) -> None:
         self.up[replica] = up

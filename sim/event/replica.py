@@ -180,15 +180,24 @@ class Replica:
         self._requests.pop(request.index, None)
         self.queue.unflushed = True
 
+    def cancel(self, i: int) -> Request | None:
+        """Take request i out with all it has; None if it is not here."""
+        request = self._requests.pop(i, None)
+        if request is None:
+            return None
+        if request in self._inbox:
+            self._inbox.remove(request)
+        else:
+            self.queue.abort(request)
+        self.outstanding -= 1
+        self.prompt_tokens -= self._unanswered.pop(i, 0)
+        return request
+
     def fail(self) -> list[Request]:
         """It is gone with all it has; returns the requests that were on it, in the order in which they came."""
         gone = list(self._requests.values())
         for request in gone:
-            if request not in self._inbox:
-                self.queue.abort(request)
-        self._inbox.clear()
-        self._requests.clear()
-        self._unanswered.clear()
+            self.cancel(request.index)
         self.outstanding = self.prompt_tokens = 0
         return gone
 

@@ -24,6 +24,7 @@ from sim.event.replica import Replica
 from sim.event.routing.base import Arrival, Door, Router, chooser
 from sim.event.routing.find import make_router
 from sim.memory.shape import GroupShape
+from sim.report.moment import Moment
 from sim.report.result import LinkTable, RequestTable, StageTable, StepTable, TransferTable
 from sim.scheduler.base import Request
 from sim.scheduler.find import roles_of
@@ -54,7 +55,8 @@ class ExactRun:
     """What the exact engine hands over: tables, inter-token latencies with multiplicities, checks, counts.
 
     `pool_stages`: of each pool whose replicas have several, None of the others. `transfers`, `links`: where KV moved
-    between instances. `retries`: requests that were sent again because a replica failed, and how often.
+    between instances. `retries`: requests that were sent again because a replica failed, and how often. `moments`: what
+    happened to requests and replicas beside all that, in order.
     """
 
     requests: RequestTable
@@ -68,6 +70,7 @@ class ExactRun:
     transfers: TransferTable | None = None
     links: LinkTable | None = None
     retries: dict[int, int] = field(default_factory=dict)
+    moments: tuple[Moment, ...] = ()
 
     @property
     def stages(self) -> StageTable | None:
@@ -188,7 +191,7 @@ def run_fleet(
         unseen_tokens=sum(replica.dropped_rows for replica in replicas) + (hand_over.unseen_tokens if hand_over else 0),
         accepted_tokens=sum(replica.accepted_tokens for replica in replicas),
         ends=client.ends,
-        failures=elastic is not None,
+        cut_tokens=client.cut_tokens,
         stages=[(int(a), int(b), found) for a, b, found in zip(bounds[:-1], bounds[1:], stages, strict=True)],
         transfers=transfers,
     )
@@ -201,8 +204,24 @@ def run_fleet(
     itl_ns, itl_count = inter_token_latencies(steps, silent, client.itl)
     cpu_s = time.process_time() - started
     links = None if hand_over is None else hand_over.links()
-    retries = {} if cluster.lifecycle is None else cluster.lifecycle.retries
-    return ExactRun(requests, steps, itl_ns, itl_count, checks, agenda.events, cpu_s, stages, transfers, links, retries)
+    retries, moments = {}, list(client.moments)
+    if cluster.lifecycle is not None:
+        retries = cluster.lifecycle.retries
+        moments += cluster.lifecycle.moments
+    return ExactRun(
+        requests,
+        steps,
+        itl_ns,
+        itl_count,
+        checks,
+        agenda.events,
+        cpu_s,
+        stages,
+        transfers,
+        links,
+        retries,
+        tuple(sorted(moments, key=lambda moment: moment.at_ns)),
+    )
 
 
 def _hand_over(

@@ -14,6 +14,7 @@ from sim.report.results import SUMMARY
 
 COLUMNS = (
     "completed",
+    "aborted",
     "failed",
     "cut_requests",
     "gpus",

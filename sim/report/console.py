@@ -50,6 +50,8 @@ def benchmark_block(result: SimulationResult, metrics: Metrics, percentiles: Seq
         line("Successful requests:", metrics.completed),
         line("Failed requests:", metrics.failed),
     ]
+    if metrics.aborted:
+        lines.append(line("Aborted requests (client gave up):", metrics.aborted))
     failed = failed_by_status(result)
     if failed.keys() - {"rejected"}:
         lines.append(line("- of these:", ", ".join(f"{count:,} {name}" for name, count in failed.items())))
@@ -171,7 +173,7 @@ def _hit_lines(metrics: Metrics) -> list[str]:
     found = metrics.prefix_cache
     rate, whole = (found.hit_rate, found.hit_rate_with_preempted) if found else (None, None)
     lines = [line("Hit rate, without / with preempted (%):", pair(percent(rate), percent(whole)))]
-    admissions = metrics.completed + metrics.failed + metrics.preemptions
+    admissions = metrics.completed + metrics.aborted + metrics.failed + metrics.preemptions
     if found and found.lookups + found.preempted_lookups > REPEATED_LOOKUPS * admissions:
         lines += textwrap.wrap(
             f"({found.lookups + found.preempted_lookups:,} look-ups for {admissions:,} admissions: a blocked head of "

@@ -18,7 +18,7 @@ import numpy as np
 
 from sim.report.hit_rate import LookupTotals, lookup_totals
 from sim.report.percentile import Distribution, distribution
-from sim.report.result import FINISHED, RequestTable, SimulationResult
+from sim.report.result import ABORTED, FINISHED, RequestTable, SimulationResult
 from sim.units import NS_PER_S
 
 
@@ -82,6 +82,7 @@ class Metrics:
     """A run in numbers. Seconds, tokens, shares of 1 and USD; None where there is nothing to measure.
 
     - `request_goodput` (1/s) and `goodput_share`: finished requests that meet every bound of the run's SLOs.
+    - `aborted`: the client gave them up; `failed`: rejected, turned away, lost, or ended with an error.
     - `peak_output_throughput`: most tokens in one whole second from the first arrival on;
       `peak_concurrent_requests`: most finished requests in flight at one instant.
     - `kv_usage_mean`, `kv_usage_max`: share of KV blocks in use, over the time in which steps run.
@@ -95,6 +96,7 @@ class Metrics:
     """
 
     completed: int
+    aborted: int
     failed: int
     total_input: int
     total_output: int
@@ -156,6 +158,7 @@ def measure(result: SimulationResult, percentiles: Sequence[float] = PERCENTILES
     requests, steps = result.requests, result.steps
     found = latencies(requests)
     completed = len(found.request)
+    aborted = int((np.asarray(requests.status) == ABORTED).sum())
     total_input = int(np.sum(np.asarray(requests.prompt_tokens)[found.request], dtype=np.int64))
     total_output = int(np.sum(np.asarray(requests.output_tokens)[found.request], dtype=np.int64))
     duration_s = None
@@ -192,7 +195,8 @@ def measure(result: SimulationResult, percentiles: Sequence[float] = PERCENTILES
     preemptions = np.asarray(requests.preemptions)
     return Metrics(
         completed=completed,
-        failed=len(requests) - completed,
+        aborted=aborted,
+        failed=len(requests) - completed - aborted,
         total_input=total_input,
         total_output=total_output,
         duration_s=duration_s,

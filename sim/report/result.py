@@ -6,10 +6,13 @@ from typing import Any
 import numpy as np
 
 from sim.report.attention_ffn import AttentionFfn
+from sim.report.moment import Moment
 from sim.workload.trace import Workload
 
 
 FINISHED, REJECTED, ABORTED, SHED, LOST, FAILED = 0, 1, 2, 3, 4, 5
+OPEN = -1
+"""Of a request that has not ended: none, once a run is over."""
 REQUEST_STATUS = ("finished", "rejected", "aborted", "shed", "lost", "failed")
 
 
@@ -253,6 +256,7 @@ class SimulationResult:
       failed.
     - `experts`: how unevenly tokens were spread over them; None where that was not drawn.
     - `attention_ffn`: of a deployment whose feed-forward parts run on devices of their own, what both sides did.
+    - `moments`: what happened to requests and replicas at one moment: failures, starts, clients that gave up.
     - `layers`: the kinds of layers of the model.
     - `log`: format and rules of the engine's own log by name (`sim.deployment.rules.LogRules`; empty: not known), which
       has a line every `log_interval_s` where it goes by time.
@@ -295,6 +299,7 @@ class SimulationResult:
     transfers: TransferTable | None = None
     links: LinkTable | None = None
     retries: dict[int, int] = field(default_factory=dict)
+    moments: tuple[Moment, ...] = ()
     layers: tuple[LayerKind, ...] = ()
     experts: ExpertTable | None = None
     attention_ffn: AttentionFfn | None = None

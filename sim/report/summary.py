@@ -14,7 +14,7 @@ from sim.report.metrics import Metrics, measure
 from sim.report.percentile import Distribution
 from sim.report.plain import plain
 from sim.report.priority import by_priority
-from sim.report.result import FINISHED, REQUEST_STATUS, SimulationResult
+from sim.report.result import ABORTED, FINISHED, REQUEST_STATUS, SimulationResult
 
 
 SCHEMA = "headway.summary/1"
@@ -61,9 +61,9 @@ def prefix_cache_fields(found: LookupTotals | None) -> dict[str, Any]:
 
 
 def failed_by_status(result: SimulationResult) -> dict[str, int]:
-    """How many requests did not finish, by what became of them: rejected by the engine, shed by a router, lost."""
+    """How many requests did not finish, by what became of them; those that their clients gave up are not here."""
     counts = np.bincount(np.asarray(result.requests.status, np.int64), minlength=len(REQUEST_STATUS))
-    return {name: int(counts[i]) for i, name in enumerate(REQUEST_STATUS) if i != FINISHED and counts[i]}
+    return {name: int(counts[i]) for i, name in enumerate(REQUEST_STATUS) if i not in (FINISHED, ABORTED) and counts[i]}
 
 
 def priority_fields(result: SimulationResult) -> list[dict[str, Any]] | None:
@@ -110,6 +110,7 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "versions": result.versions,
         "duration": metrics.duration_s,
         "completed": metrics.completed,
+        "aborted": metrics.aborted,
         "failed": metrics.failed,
         "failed_by_status": failed_by_status(result),
         "retried_requests": len(result.retries),

@@ -99,6 +99,7 @@ def lane_job(
         (threshold > 0, f"engine.long_prefill_token_threshold is {threshold}"),
         (bool(settings.scheduler_options), "engine.scheduler_options are set"),
         (settings.batches_in_flight > 1, f"{settings.batches_in_flight} batches are in flight"),
+        (workload.abort_after_ns is not None, "clients give requests up"),
         (settings.prefix_caching and content, "prefixes are reused"),
         (not settings.chunked_prefill, "chunked prefill is off"),
         (settings.profile.api_door_s > 0.0, "the API server takes requests one at a time"),

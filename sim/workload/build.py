@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from sim.units import NS_PER_S
+from sim.units import NS_PER_S, to_ns
 from sim.workload import draws
 from sim.workload.arrival import arrival_process
 from sim.workload.check import check_conf
@@ -39,14 +39,21 @@ def build_workload(conf: WorkloadConf, seed: int) -> Workload:
         else _replayed(conf, seed, len(arrival_ns), trace)
     )
     priorities = _priorities(conf, seed, len(arrival_ns))
+    patience = _patience(conf, len(arrival_ns), trace)
     source = (conf.source,) if conf.source else ()
     return Workload(
         name=conf.name,
         arrival_ns=arrival_ns,
         concurrency=conf.concurrency,
-        provenance=(_arrival_provenance(conf), *content.pop("provenance"), *priorities.pop("provenance", ()), *source),
+        provenance=(
+            _arrival_provenance(conf),
+            *content.pop("provenance"),
+            *priorities.pop("provenance", ()),
+            *patience.pop("provenance", ()),
+            *source,
+        ),
         notes=trace.notes if trace is not None else (),
-        **{**content, **priorities},
+        **{**content, **priorities, **patience},
     )
 
 
@@ -60,6 +67,21 @@ def _priorities(conf: WorkloadConf, seed: int, count: int) -> dict[str, Any]:
     return {
         "priority": np.minimum(np.searchsorted(bounds, drawn, side="right"), len(bounds) - 1),
         "provenance": (f"priorities from 0, drawn with shares {shares}",),
+    }
+
+
+def _patience(conf: WorkloadConf, count: int, trace: Trace | None) -> dict[str, Any]:
+    """How long the client waits for each request, where `conf` says it for all; nothing where it does not."""
+    if conf.abort_after_s is None:
+        return {}
+    if conf.lengths == "trace" and trace is not None and trace.abort_after_ns is not None:
+        raise ValueError(
+            f"workload.abort_after_s={conf.abort_after_s:g} is set, but {conf.path} says for each request how long its "
+            "client waits: leave out one of them"
+        )
+    return {
+        "abort_after_ns": np.full(count, max(1, to_ns(conf.abort_after_s))),
+        "provenance": (f"clients give a request up {conf.abort_after_s:g} s after they sent it",),
     }
 
 
@@ -169,7 +191,12 @@ def _replayed(conf: WorkloadConf, seed: int, count: int, trace: Trace | None) ->
         "block_hashes": _tuple(rows.block_hashes),
         "hash_block_tokens": rows.hash_block_tokens,
         "priority": rows.priority,
-        "provenance": (*trace.provenance, *(("order: shuffled",) if conf.shuffle else ())),
+        "abort_after_ns": rows.abort_after_ns,
+        "provenance": (
+            *trace.provenance,
+            *(("order: shuffled",) if conf.shuffle else ()),
+            *(("clients give requests up after their abort_after_s",) if rows.abort_after_ns is not None else ()),
+        ),
     }
 
 

@@ -14,6 +14,7 @@ RANGES = {
     "rate": (1e-8, 1e12),
     "rate_end": (1e-8, 1e12),
     "duration_s": (1e-9, MOST_SECONDS),
+    "abort_after_s": (1e-9, MOST_SECONDS),
     "burstiness": (1e-6, 1e12),
     "time_scale": (1e-12, 1e12),
     "zipf_exponent": (1e-6, 100.0),

@@ -39,6 +39,8 @@ class WorkloadConf:
       hash_block_tokens: tokens per block hash, where the format's own figure (Mooncake 512, timed_trace 16) is wrong.
     priorities: shares of requests of priority 0, 1, 2 ... ([0.1, 0.9]: a tenth is urgent), drawn for each, for
       schedulers that look at it; lower is more urgent. Relative to their sum; empty: those of the trace, or none.
+    abort_after_s: the client gives a request up that has not finished so long after it was sent (s); None: it waits to
+      the end, or as long as the trace says.
     source: where the numbers of this workload come from; printed with the result.
     """
 
@@ -74,4 +76,5 @@ class WorkloadConf:
     shuffle: bool = False
     hash_block_tokens: int | None = None
     priorities: list[float] = field(default_factory=list)
+    abort_after_s: float | None = None
     source: str | None = None

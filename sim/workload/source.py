@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sim.workload.trace import MOST_TOKENS
+from sim.workload.trace import MOST_SECONDS, MOST_TOKENS, NEVER_ABORTS
 
 
 LOOKED_AT = 1000
@@ -65,6 +65,7 @@ class Trace:
     provenance: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     priority: Int[np.ndarray, " request"] | None = None
+    abort_after_ns: Int[np.ndarray, " request"] | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -87,6 +88,7 @@ class Trace:
             self.provenance,
             self.notes if note is None else (*self.notes, note),
             None if self.priority is None else self.priority[rows],
+            None if self.abort_after_ns is None else self.abort_after_ns[rows],
         )
 
 
@@ -243,6 +245,19 @@ def priorities(
         lambda x: (x >= -MOST_PRIORITY) & (x == np.floor(x)),
     )
     return values.astype(np.int64)
+
+
+def patience_ns(source: Source, lines: Int[np.ndarray, " row"], what: str, cells: list[str]) -> Int[np.ndarray, " row"]:
+    """How long clients wait for each request, from cells in seconds; an empty one is for ever."""
+    found = np.full(len(cells), NEVER_ABORTS, np.int64)
+    given = np.array([bool(cell.strip()) for cell in cells], bool)
+    if given.any():
+        wanted = f"{what} as a number > 0, or nothing where the client waits to the end"
+        values = _numbers(
+            source, lines[given], wanted, [cell for cell in cells if cell.strip()], MOST_SECONDS, lambda x: x > 0
+        )
+        found[given] = np.maximum(np.floor(values * 1e9 + 0.5), 1).astype(np.int64)
+    return found
 
 
 def times_ns(

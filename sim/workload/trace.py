@@ -10,6 +10,8 @@ from jaxtyping import Float, Int
 MOST_REQUESTS = 10_000_000
 MOST_TOKENS = 1 << 24
 """Of one request's prompt, and of its output: longer than any model reads."""
+NEVER_ABORTS = 1 << 62
+"""The client waits for the request to its end."""
 MOST_SECONDS = 3.2e8
 """The last arrival: some ten years. A clock in integer nanoseconds ends at 9.2e9 s."""
 
@@ -23,6 +25,8 @@ class Workload:
     `token_ids`, `output_token_ids` and `block_hashes` (one array per request) carry content for prefix reuse, or are
     None; each entry of `block_hashes` stands for `hash_block_tokens` prompt tokens and everything before them.
     `priority` orders requests where a scheduler looks at it, lower is more urgent; None: all alike.
+    `abort_after_ns`: how long after it was sent the client gives a request up that has not finished, `NEVER_ABORTS` for
+    one it waits for; None: it waits for all.
     `digest` is the SHA-256 of the arrays and the concurrency, computed where it is not given; `provenance` says where
     lengths and arrivals come from; `notes` what was dropped or left unused on the way.
     Arrays that contradict this raise `ValueError`.
@@ -41,12 +45,14 @@ class Workload:
     notes: tuple[str, ...] = field(default=())
     output_token_ids: tuple[np.ndarray, ...] | None = None
     priority: Int[np.ndarray, " request"] | None = None
+    abort_after_ns: Int[np.ndarray, " request"] | None = None
 
     def __post_init__(self) -> None:
         for key in ("arrival_ns", "prompt_tokens", "output_tokens"):
             object.__setattr__(self, key, np.ascontiguousarray(getattr(self, key), dtype=np.int64))
-        if self.priority is not None:
-            object.__setattr__(self, "priority", np.ascontiguousarray(self.priority, dtype=np.int64))
+        for key in ("priority", "abort_after_ns"):
+            if getattr(self, key) is not None:
+                object.__setattr__(self, key, np.ascontiguousarray(getattr(self, key), dtype=np.int64))
         for key in ("token_ids", "output_token_ids", "block_hashes"):
             if getattr(self, key) is not None:
                 object.__setattr__(self, key, tuple(np.asarray(row, dtype=np.int64) for row in getattr(self, key)))
@@ -59,7 +65,8 @@ class Workload:
 
     def _check(self) -> None:
         requests = len(self.arrival_ns)
-        for key in ("prompt_tokens", "output_tokens", "token_ids", "output_token_ids", "block_hashes", "priority"):
+        contents = ("token_ids", "output_token_ids", "block_hashes")
+        for key in ("prompt_tokens", "output_tokens", *contents, "priority", "abort_after_ns"):
             value = getattr(self, key)
             if value is not None and len(value) != requests:
                 raise ValueError(
@@ -79,6 +86,11 @@ class Workload:
             raise ValueError("a workload wants at least one prompt token and one output token per request")
         if self.concurrency is not None and self.concurrency < 1:
             raise ValueError(f"a workload wants concurrency >= 1 or none, got {self.concurrency}")
+        if (
+            self.abort_after_ns is not None
+            and not ((self.abort_after_ns >= 1) & (self.abort_after_ns <= NEVER_ABORTS)).all()
+        ):
+            raise ValueError(f"a workload wants abort_after_ns from 1 to {NEVER_ABORTS} (never)")
         if self.block_hashes is not None and not (self.hash_block_tokens or 0) >= 1:
             raise ValueError("a workload with block_hashes wants hash_block_tokens >= 1")
 
@@ -86,7 +98,7 @@ class Workload:
         # Name, type and length go in front of every array, so that no two different workloads share a byte string.
         state = hashlib.sha256(b"headway workload 1\n")
         state.update(f"concurrency {self.concurrency} hash_block_tokens {self.hash_block_tokens}\n".encode())
-        for key in ("arrival_ns", "prompt_tokens", "output_tokens", "priority"):
+        for key in ("arrival_ns", "prompt_tokens", "output_tokens", "priority", "abort_after_ns"):
             if getattr(self, key) is None:
                 continue
             state.update(f"{key} <i8 {len(self)}\n".encode())

@@ -170,8 +170,14 @@ def headline(result: SimulationResult, metrics: Metrics) -> str:
         tail, tail_unit = duration(ms(found.percentile_s(99.0)))
         return figure(f"Median {label}", value, unit, f"P99 {tail} {tail_unit}")
 
-    everyone = metrics.completed + metrics.failed
-    done = f"all {everyone:,} finished" if not metrics.failed else f"{metrics.completed:,} of {everyone:,} finished"
+    everyone = metrics.completed + metrics.aborted + metrics.failed
+    done = (
+        f"all {everyone:,} finished"
+        if everyone == metrics.completed
+        else f"{metrics.completed:,} of {everyone:,} finished"
+    )
+    if metrics.aborted:
+        done += f", {metrics.aborted:,} given up"
     kv = "–" if metrics.kv_usage_max is None else f"{100 * metrics.kv_usage_max:.0f}"
     preempted = f"{metrics.preemptions:,} preemptions" if metrics.preemptions else "no preemptions"
     price = metrics.usd_per_1m_output

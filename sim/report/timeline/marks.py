@@ -39,6 +39,11 @@ def span(pid: int, tid: int, name: str, start_ns: float, end_ns: float, args: di
     }
 
 
+def instant(pid: int, name: str, at_ns: float, args: dict[str, Any]) -> Event:
+    """A moment, across all tracks of a process."""
+    return {"ph": "i", "s": "p", "pid": pid, "tid": 1, "name": name, "ts": at_ns / 1000, "args": args}
+
+
 def counter(pid: int, name: str, at_ns: float, value: float) -> Event:
     """A counter's value from now on."""
     return {"ph": "C", "pid": pid, "name": name, "ts": at_ns / 1000, "args": {"value": value}}

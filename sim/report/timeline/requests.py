@@ -4,7 +4,7 @@ import numpy as np
 
 from sim.report.fleet import WORDS, part_times
 from sim.report.result import SimulationResult
-from sim.report.timeline.marks import REQUESTS_PID, Event, span, thread_names
+from sim.report.timeline.marks import REQUESTS_PID, Event, instant, span, thread_names
 
 
 COLUMNS = (
@@ -18,6 +18,9 @@ COLUMNS = (
     "preemptions",
     "replica",
 )
+
+MOST_MOMENTS = 10_000
+"""The first so many are shown."""
 
 
 def request_events(result: SimulationResult, kept: np.ndarray) -> list[Event]:
@@ -45,4 +48,16 @@ def request_events(result: SimulationResult, kept: np.ndarray) -> list[Event]:
             if end > start:
                 events.append(span(REQUESTS_PID, index + 1, name, start, end, args))
         events += thread_names(REQUESTS_PID, {index + 1: f"request {index}"})
+    return events
+
+
+def moment_events(result: SimulationResult) -> list[Event]:
+    """What happened to replicas, on their tracks, and to requests that did not finish, on that of all requests."""
+    events = []
+    for moment in result.moments[:MOST_MOMENTS]:
+        args = {"request": moment.request} if moment.request >= 0 else {}
+        if moment.replica >= 0:
+            args["replica"] = result.rank_name(moment.replica)
+        pid = REQUESTS_PID if moment.request >= 0 else moment.replica + 1
+        events.append(instant(pid, moment.what, moment.at_ns, args))
     return events

@@ -8,7 +8,7 @@ from sim.report.result import FINISHED, SimulationResult
 from sim.report.timeline.layers import opened
 from sim.report.timeline.links import link_events, transfer_events
 from sim.report.timeline.marks import REQUESTS_PID, names
-from sim.report.timeline.requests import request_events
+from sim.report.timeline.requests import moment_events, request_events
 from sim.report.timeline.steps import rank_names, step_events
 
 
@@ -35,6 +35,7 @@ def timeline(result: SimulationResult, max_steps: int = MAX_STEPS, max_requests:
     events += request_events(result, kept)
     events += transfer_events(result, kept, order)
     events += link_events(result)
+    events += moment_events(result)
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",

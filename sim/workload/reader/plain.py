@@ -1,10 +1,12 @@
-"""The plain form: arrival_s, input_tokens, output_tokens, and perhaps priority."""
+"""The plain form: arrival_s, input_tokens, output_tokens, and perhaps priority and abort_after_s."""
 
 from sim.workload.conf import WorkloadConf
-from sim.workload.source import Head, Source, Trace, csv_columns, head_of, priorities, times_ns, tokens
+from sim.workload.source import Head, Source, Trace, csv_columns, head_of, patience_ns, priorities, times_ns, tokens
 
 
 KEYS = ("arrival_s", "input_tokens", "output_tokens")
+PATIENCE = "abort_after_s"
+OPTIONAL = ("priority", PATIENCE)
 
 
 def matches(head: Head) -> bool:
@@ -13,8 +15,8 @@ def matches(head: Head) -> bool:
 
 
 def read(source: Source, conf: WorkloadConf) -> Trace:
-    """Seconds from the start of the run, token counts, and priorities where there is a column of them."""
-    keys = (*KEYS, "priority") if "priority" in head_of(source).names else KEYS
+    """Seconds from the start of the run, token counts; where there are columns of them priorities, and patience."""
+    keys = (*KEYS, *(key for key in OPTIONAL if key in head_of(source).names))
     cells, lines = csv_columns(source, keys, conf.limit)
     return Trace(
         tokens(source, lines, "input_tokens", cells["input_tokens"]),
@@ -23,4 +25,5 @@ def read(source: Source, conf: WorkloadConf) -> Trace:
         arrival_ns=times_ns(source, lines, "arrival_s", cells["arrival_s"], 1e9),
         provenance=(f"lengths: {len(lines)} requests of {source.path}",),
         priority=priorities(source, lines, cells.get("priority")),
+        abort_after_ns=patience_ns(source, lines, "abort_after_s", cells[PATIENCE]) if PATIENCE in keys else None,
     )
