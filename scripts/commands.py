@@ -148,9 +148,12 @@ COMMANDS = {
             "experiment",
             "scripts.experiment",
             "[NAME] [KEY=VALUE ...]",
-            "a shipped study in a table: its configurations, simulated",
+            "a shipped study in a table and a page: its configurations, simulated",
             "headway experiment naive-kv-budget",
             (CONFIG_DIR,),
+            (),
+            "NAME: one that is listed without it (docs/experiments.md). results=DIR: where report.html, table.csv and\n"
+            "answer.json go (results/NAME_DATE_TIME). Other KEY=VALUE words change every case.",
         ),
         Command(
             "calibrate",

@@ -1,42 +1,27 @@
-"""`headway experiment NAME`: a study that ships with its configurations (conf/experiment), run and printed as a table.
+"""`headway experiment NAME`: a study that ships with its configurations (conf/experiment), run; a table and a page.
 
-`KEY=VALUE` words are added to the configuration of every case. Without NAME, what there is.
+`KEY=VALUE` words are added to the configuration of every case, but `results=DIR`: where the page, the table as csv and
+the answer go. Without NAME, what there is.
 """
 
+import csv
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
 from difflib import get_close_matches
-from importlib import resources
-from typing import Any
 
 from scripts.answer import Answer
 from scripts.arguments import Arguments
-from sim.documents import mapping, parse_yaml
+from scripts.experiments.study import Findings, experiment_names, read_experiment
+from scripts.folder import results_folder
+from scripts.progress import progress
+from sim.report.plain import to_json
 
 
-@dataclass(frozen=True)
-class Case:
-    """One configuration of a study, and what others have published about it (by what it measures)."""
-
-    name: str
-    overrides: tuple[str, ...]
-    published: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A file of conf/experiment: `study` is the module that runs it, `settings` are its own."""
-
-    name: str
-    title: str
-    study: str
-    cases: tuple[Case, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+ANSWER, CSV, PAGE = "answer.json", "table.csv", "report.html"
 
 
 def run(arguments: Arguments) -> Answer:
-    """List the experiments, or run the one that was named."""
+    """List the experiments, or run the one that was named and write what it found."""
     names = [word for word in arguments.words if "=" not in word]
     known = experiment_names()
     if not names:
@@ -50,25 +35,19 @@ def run(arguments: Arguments) -> Answer:
         raise ValueError(f"there is no experiment {names[0]}: did you mean {near}? (known: {', '.join(known)})")
     experiment = read_experiment(names[0])
     own = [word for word in arguments.words if "=" in word]
+    given = [word.partition("=")[2] for word in own if word.startswith("results=")]
+    folder = results_folder(
+        given[-1] if given else None, f"{experiment.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}", CSV
+    )
+    own = [word for word in own if not word.startswith("results=")]
     study = importlib.import_module(f"scripts.experiments.{experiment.study}")
-    found_answer: Answer = study.run(experiment, own, arguments.values("--config-dir"))
-    return found_answer
-
-
-def experiment_names() -> list[str]:
-    """The shipped experiments, in order of name."""
-    files = (resources.files("conf") / "experiment").iterdir()
-    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
-
-
-def read_experiment(name: str) -> Experiment:
-    """A file of conf/experiment; the overrides of the file come before those of each case."""
-    text = (resources.files("conf") / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
-    content: Mapping[str, Any] = mapping(parse_yaml(text, name), name)
-    shared = [str(word) for word in content.get("overrides", [])]
-    cases = [
-        Case(str(case["name"]), (*shared, *map(str, case["overrides"])), dict(case.get("published", {})))
-        for case in content["cases"]
-    ]
-    settings = mapping(content.get("settings", {}), name)
-    return Experiment(name, str(content["title"]), str(content["study"]), tuple(cases), settings)
+    with progress(len(experiment.cases), "simulating: cases", not arguments.switch("--json")) as tell:
+        findings: Findings = study.run(experiment, own, arguments.values("--config-dir"), tell)
+    fields = findings.fields | {"results": str(folder.path), "notes": folder.notes}
+    folder.path.mkdir(parents=True, exist_ok=True)
+    (folder.path / ANSWER).write_text(to_json(fields, indent=2) + "\n", encoding="utf-8")
+    with open(folder.path / CSV, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([findings.head, *findings.rows])
+    (folder.path / PAGE).write_text(findings.page, encoding="utf-8")
+    ends = [*(f"note: {note}" for note in folder.notes), f"results: {folder.path}", f"page: {folder.path / PAGE}"]
+    return Answer(fields, "\n".join([findings.text, "", *ends]))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from scripts.answer import Answer
 from scripts.arguments import Arguments
 from scripts.configure import Request, as_yaml, request
-from scripts.folder import free_folder
+from scripts.folder import free_folder, replaced
 
 
 if TYPE_CHECKING:
@@ -40,13 +40,14 @@ def show_configuration(asked: Request) -> Answer:
 def simulate_one(asked: Request, show_progress: bool) -> Answer:
     """One run: results folder, console block, and where the page lies."""
     from scripts.progress import progress
-    from sim.report.results import check_folder, write_results
+    from sim.report.results import SUMMARY, check_folder, write_results
 
     config = asked.config()
     folder = (
         Path(config.results) if config.results else free_folder(Path("results") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     )
     check_folder(folder)
+    notes = [*asked.notes, *([replaced(folder)] if (folder / SUMMARY).is_file() else [])]
     from sim import api
 
     job = api.prepare(config)
@@ -57,7 +58,7 @@ def simulate_one(asked: Request, show_progress: bool) -> Answer:
         "results": str(folder),
         "overrides": asked.overrides,
         "ignored_flags": [{"flag": flag, "reason": why} for flag, why in asked.ignored],
-        "notes": asked.notes,
+        "notes": notes,
     }
     text = (folder / "console.txt").read_text(encoding="utf-8").rstrip()
     head = (
@@ -71,6 +72,7 @@ def simulate_one(asked: Request, show_progress: bool) -> Answer:
         "",
         *rejection(result),
         *asked.remarks(),
+        *(f"note: {note}" for note in notes[len(asked.notes) :]),
         f"results: {folder}",
         f"page: {folder / 'report.html'}",
     ]

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from calibration.serving.decision import decisions, groups
@@ -26,7 +25,7 @@ from conf.files import by_hf_id
 from scripts.answer import Answer
 from scripts.arguments import Arguments
 from scripts.configure import key_of
-from scripts.folder import check_writable, free_folder
+from scripts.folder import results_folder
 from scripts.progress import progress
 from scripts.serving_pool import Overrides, configuration, predictions
 from scripts.table import table
@@ -49,7 +48,7 @@ def run(arguments: Arguments) -> Answer:
     limit = whole("limit", given.get("limit"), 10**9)
     own = [word for word in arguments.words if key_of(word) not in OWN]
     check_own(own, arguments.values("--config-dir"))
-    folder = output_folder(given.get("results"))
+    folder = results_folder(given.get("results"), f"serving_{time.strftime('%Y-%m-%d_%H-%M-%S')}", CSV)
     mode = given.get("mode", MODES[0])
     if mode not in MODES:
         raise ValueError(f"mode wants one of {', '.join(MODES)}, got {mode!r:.40}.")
@@ -85,13 +84,14 @@ def run(arguments: Arguments) -> Answer:
         "by": by(points),
         "reasons": reasons_of([point.prediction.reason for point in counted if point.prediction and point.failed]),
         "simulations": len(wanted),
-        "results": str(folder),
+        "results": str(folder.path),
+        "notes": folder.notes,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CSV).write_text(csv_text(points), encoding="utf-8")
-    (folder / PAGE).write_text(serving_page(points, groups(counted), fields, path.name), encoding="utf-8")
-    text = f"{report_text(fields, table)}\nResults: {folder}/ ({CSV}, {PAGE})"
-    return Answer(fields, text, 0 if fields["failed"] < fields["rows"] else 2)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    (folder.path / CSV).write_text(csv_text(points), encoding="utf-8")
+    (folder.path / PAGE).write_text(serving_page(points, groups(counted), fields, path.name), encoding="utf-8")
+    ends = [f"Results: {folder.path}/ ({CSV}, {PAGE})", *(f"note: {note}" for note in folder.notes)]
+    return Answer(fields, "\n".join([report_text(fields, table), *ends]), 0 if fields["failed"] < fields["rows"] else 2)
 
 
 def check_own(own: Sequence[str], config_dirs: Sequence[str]) -> None:
@@ -154,19 +154,6 @@ def whole(key: str, text: str | None, most: int) -> int | None:
     if not text.isdecimal() or not 1 <= int(text) <= most:
         raise ValueError(f"{key} wants a whole number from 1 to {most:,}, got {text!r:.40}.")
     return int(text)
-
-
-def output_folder(given: str | None) -> Path:
-    """The folder of the results, which must be new, empty or hold an earlier validation."""
-    if given is None:
-        return free_folder(Path("results") / f"serving_{time.strftime('%Y-%m-%d_%H-%M-%S')}")
-    folder = user_path(given, "results")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"results={folder} wants a folder, this is a file.")
-    check_writable(folder / CSV, "results")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / CSV).is_file():
-        raise ValueError(f"results={folder} wants a new or an empty folder, or one of an earlier validation.")
-    return folder
 
 
 def set_up(rows: Sequence[Row], own: Sequence[str]) -> tuple[dict[int, Setup], dict[int, Prediction]]:

@@ -2,7 +2,8 @@
 
 import json
 
-from sim.report.page.scatter import Panel, ScatterPage, Section, scatter_page
+from sim.report.page.scatter import Panel, ScatterPage, scatter_page
+from sim.report.page.sections import Section
 
 
 def panel(title="TTFT", measured=(1.0, 200.0), predicted=(1.5, 100.0), names=("one", "</script><b>"), groups="ba"):

@@ -1,9 +1,12 @@
 """The study that finds the greatest rate of each deployment within bounds on latency."""
 
+import json
+
 import pytest
 
-from scripts.experiment import Case, Experiment, read_experiment
-from scripts.experiments.best_deployment import HALVINGS, Bound, Point, Trials, run
+from scripts.experiments.best_deployment import HALVINGS, Trials, run
+from scripts.experiments.capacity import Bound, Point
+from scripts.experiments.study import Case, Experiment, read_experiment
 
 
 class Line(Trials):
@@ -47,17 +50,21 @@ TINY = (
 )
 
 
+def quiet(done: int, besides: str = "") -> None:
+    """Progress that nobody watches."""
+
+
 def experiment(**settings) -> Experiment:
     cases = (
         Case("one", TINY, {"400": 1000.0}),
-        Case("two", (*TINY, "deployment.replicas=2"), {}),
+        Case("two", (*TINY, "deployment.replicas=2"), {"400": 1500.0, "tokens_per_usd_gain": 0.5}),
     )
     told = {"window_s": 4.0, "start_rate": 8.0, "bounds": [{"ttft_ms": 400.0, "tpot_ms": 40.0}]}
     return Experiment("x", "a study", "best_deployment", cases, told | settings)
 
 
 def test_two_replicas_carry_twice_as_much():
-    answer = run(experiment(scale=3, usd_per_hour={"L4": 0.8}), [], [])
+    answer = run(experiment(scale=3, usd_per_hour={"L4": 0.8}), [], [], quiet)
     one, two = answer.fields["rows"]
     assert one["devices"] == {"NVIDIA L4": 3} and two["devices"] == {"NVIDIA L4": 6}
     assert two["point"]["rate"] == pytest.approx(2 * one["point"]["rate"], rel=0.25)
@@ -65,13 +72,28 @@ def test_two_replicas_carry_twice_as_much():
     assert one["point"]["output_throughput"] == pytest.approx(128 * one["point"]["rate"])
     assert one["tokens_per_usd"] == pytest.approx(3600 * one["point"]["output_throughput"] / (3 * 0.8))
     assert "One of 3 equal cells" in answer.text and "1,000" in answer.text and "two *" in answer.text
+    charts = json.loads(answer.page.partition('id="data">')[2].partition("</script>")[0])["charts"]
+    load, dollars, ttft, tpot = charts
+    assert [case["published"] for case in load["cases"]] == [[1000.0], [1500.0]]
+    assert load["cases"][0]["values"] == [one["point"]["output_throughput"]]
+    assert dollars["cases"][1]["published"] == [0.5]
+    assert dollars["cases"][1]["values"] == [pytest.approx(two["tokens_per_usd"] / one["tokens_per_usd"] - 1)]
+    assert ttft["limits"] == [400.0] and tpot["limits"] == [40.0]
+    tried = answer.fields["tried"]["one"]
+    assert len(ttft["curves"][0]["x"]) == len(tried) and [point["rate"] for point in tried] == sorted(
+        point["rate"] for point in tried
+    )
+    within = [point["ttft_ms"] <= 400.0 and point["tpot_ms"] <= 40.0 and not point["failed"] for point in tried]
+    assert ttft["curves"][0]["inside"] == within and True in within and False in within
+    assert "the better of them" in answer.page and "agrees" in answer.page
+    assert [dict(zip(answer.head, row, strict=True))["case"] for row in answer.rows] == ["one", "two"]
 
 
 def test_a_bound_that_nothing_meets_is_said():
-    answer = run(experiment(bounds=[{"ttft_ms": 0.001, "tpot_ms": 40.0}], window_s=0.1, start_rate=0.02), [], [])
+    answer = run(experiment(bounds=[{"ttft_ms": 0.001, "tpot_ms": 40.0}], window_s=0.1, start_rate=0.02), [], [], quiet)
     assert [row["point"] for row in answer.fields["rows"]] == [None, None] and "none holds" in answer.text
     with pytest.raises(ValueError, match="x sets workload.rate itself"):
-        run(experiment(), ["workload.rate=3"], [])
+        run(experiment(), ["workload.rate=3"], [], quiet)
 
 
 def test_the_shipped_studies_can_be_composed():

@@ -203,6 +203,8 @@ def test_a_run_prints_the_block_and_leaves_a_folder(headway, tmp_path):
     assert "page: out/report.html" in found.out
     assert {"summary.json", "report.html", "requests.parquet"} <= {path.name for path in (tmp_path / "out").iterdir()}
     assert (tmp_path / "out" / "overrides.yaml").read_text().split("\n")[0] == "- workload=fixed-1024-128"
+    assert "was replaced" not in found.out
+    assert "note: the earlier result in out was replaced" in headway("simulate", *SMALL, "results=out").out
 
 
 def test_json_is_the_summary_and_nothing_else(headway, tmp_path):

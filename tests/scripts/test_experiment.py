@@ -1,10 +1,15 @@
 """`headway experiment`: what there is, and the naive KV budget against the engine's own."""
 
+import csv
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from calibration.kv.naive import naive_blocks
-from scripts.experiment import Case, Experiment, experiment_names, read_experiment
 from scripts.experiments.naive_kv_budget import run
+from scripts.experiments.study import Case, Experiment, Published, experiment_names, read_experiment
 from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineConf
 from sim.hardware.read import load_device
@@ -40,13 +45,77 @@ def test_mistakes_are_sentences(headway):
     assert "holds no request of" in headway("experiment", "naive-kv-budget", "workload.input_tokens=900000").err
 
 
+def test_page_console_and_docs_have_one_source():
+    """Every explanation of a published figure stands in docs as it is in the experiment's file."""
+    docs = Path(__file__).parents[2] / "docs"
+    told = " ".join(" ".join((docs / name).read_text().split()) for name in ("experiments.md", "kv-budget.md"))
+    for name in experiment_names():
+        found = read_experiment(name)
+        assert found.question.endswith("?") and found.assumed and found.published.source, name
+        for paragraph in found.published.explanation:
+            assert paragraph in told, (name, paragraph)
+
+
+TINY = Experiment(
+    "naive-kv-budget",
+    "A < B",
+    "naive_kv_budget",
+    (
+        Case(
+            "tiny",
+            (
+                "model=llama-3.2-1b", "hardware=l4", "engine=vllm-0.10.2", "engine.gpu_memory_utilization=0.4",
+                "workload=burst", "workload.lengths=fixed", "workload.input_tokens=1024", "workload.output_tokens=128",
+            ),
+            {"blocks": 0.1},
+        ),
+    ),
+    question="Does it fit?",
+    assumed=("Nothing else.",),
+    published=Published("somebody", ("Because <it> is small.",)),
+)  # fmt: skip
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The experiment of one small case in place of the shipped one."""
+    monkeypatch.setattr("scripts.experiment.read_experiment", lambda name: TINY)
+
+
+def test_a_folder_with_page_csv_and_answer(headway, tiny, tmp_path):
+    found = headway("experiment", "naive-kv-budget", "results=out", "--json").json()
+    (row,), out = found["rows"], tmp_path / "out"
+    assert json.loads((out / "answer.json").read_text()) == found and found["notes"] == []
+    with open(out / "table.csv") as file:
+        (line,) = csv.DictReader(file)
+    assert float(line["blocks_excess"]) == row["blocks_excess"] and line["published_blocks_excess"] == "0.1"
+    page = (out / "report.html").read_text()
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert re.findall(r'class="chart" id="(chart-\d)"', page) == [f"chart-{i}" for i in range(len(data["charts"]))]
+    excess, left_out, over_time = data["charts"]
+    assert excess["cases"][0]["values"] == [row["blocks_excess"], row["throughput_excess"]]
+    assert excess["cases"][0]["published"] == [0.1, None]
+    gib = [value / 2**30 for value in row["forgotten_bytes"].values()]
+    assert left_out["cases"][0]["values"] == gib and sum(gib) > 0
+    assert all(0 < max(curve["y"]) <= row["requests"] for curve in over_time["curves"])
+    for words in ("A &lt; B", "Does it fit?", "Because &lt;it&gt; is small.", "Published: somebody.", "Nothing else."):
+        assert words in page, words
+    again = headway("experiment", "naive-kv-budget", "results=out")
+    assert "the earlier result in out was replaced" in again.out and "Because <it> is small." in again.out
+
+
+def test_folders_that_cannot_be_written_are_refused_before_the_work(headway, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("")
+    for given, said in (("file", "this is a file"), ("file/below", "cannot be written"), ("full", "wants a new")):
+        call = headway("experiment", "naive-kv-budget", f"results={given}")
+        assert call.code == 2 and said in call.err and call.err.count("\n") == 1, call.err
+
+
 def test_a_batch_that_just_fits_the_naive_budget():
     """On the engine's real blocks it is preempted and takes longer; by as much as there are blocks too many, about."""
-    setting = (
-        "model=llama-3.2-1b", "hardware=l4", "engine=vllm-0.10.2", "engine.gpu_memory_utilization=0.5",
-        "workload=burst", "workload.lengths=fixed", "workload.input_tokens=1024", "workload.output_tokens=128",
-    )  # fmt: skip
-    answer = run(Experiment("x", "x", "x", (Case("tiny", setting, {"blocks": 0.1}),)), [], [])
+    answer = run(TINY, [], [], lambda done, besides="": None)
     row = answer.fields["rows"][0]
     assert row["naive_blocks"] > row["engine_blocks"]
     assert row["blocks_excess"] == pytest.approx(row["naive_blocks"] / row["engine_blocks"] - 1)

@@ -3,6 +3,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const tip = document.getElementById("tip");
+// Of groups and curves, in their order.
+const COLORS = ["var(--main)", "var(--second)", "var(--c-moe)", "var(--c-attention)", "var(--alert)", "var(--c-gemm)", "var(--c-elementwise)"];
 
 function node(parent, name, attributes, text) {
   const element = document.createElementNS(SVG, name);
@@ -29,6 +31,16 @@ function figure(value) {
 
 function milliseconds(value) {
   return value >= 1000 ? figure(value / 1000) + " s" : figure(value) + " ms";
+}
+
+function worded(value, unit) {
+  return unit === "ms" ? milliseconds(value) : format(value) + " " + unit;
+}
+
+// A tick's label: seconds from 1 s on where the unit is ms.
+function short(value, unit) {
+  if (unit !== "ms") return value >= 1000 ? format(value / 1000) + "k" : format(value);
+  return value >= 1000 ? format(value / 1000) + " s" : format(value) + " ms";
 }
 
 // Ticks at 1, 2 or 5 times a power of ten; the last one may lie beyond the data so that the top is labelled.

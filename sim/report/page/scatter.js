@@ -1,18 +1,7 @@
 // Predicted over measured, both axes logarithmic and alike.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const COLORS = ["var(--main)", "var(--second)", "var(--c-moe)", "var(--c-attention)", "var(--alert)", "var(--c-gemm)"];
 const NEAR = 0.2;
-
-function worded(value, unit) {
-  return unit === "ms" ? milliseconds(value) : format(value) + " " + unit;
-}
-
-// A tick's label: seconds from 1 s on where the unit is ms.
-function short(value, unit) {
-  if (unit !== "ms") return value >= 1000 ? format(value / 1000) + "k" : format(value);
-  return value >= 1000 ? format(value / 1000) + " s" : format(value) + " ms";
-}
 
 function scatter(panel, id) {
   const { x, y, group, unit } = panel;

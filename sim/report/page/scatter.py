@@ -7,8 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from sim.report.page.build import asset, embedded, fill
 from sim.report.page.data import rounded
+from sim.report.page.sections import Section, SectionsPage, figure, sections_page
+
+
+PLOTS_NOTE = (
+    "Each point is one measurement; on the line, prediction and measurement are equal, and between the dashes they "
+    "differ by less than a fifth."
+)
 
 
 @dataclass(frozen=True)
@@ -28,15 +34,6 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A heading and what stands below it, HTML already."""
-
-    title: str
-    html: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class ScatterPage:
     """All of a page; `facts` are the line below the heading, `verdict` its one sentence."""
 
@@ -52,32 +49,16 @@ def scatter_page(page: ScatterPage) -> str:
     """The page as HTML text. It asks nothing of the network, and reads without scripts but for the plots."""
     shown = [panel for panel in page.panels if len(panel.measured)]
     order = sorted({group for panel in shown for group in panel.groups})
-    figures = "".join(
-        f"<figure><figcaption>{escape(panel.title)} <span>{escape(panel.note)}</span></figcaption>"
-        f'<div class="chart" id="panel-{number}"></div></figure>'
-        for number, panel in enumerate(shown)
+    figures = "".join(figure(panel.title, panel.note, f"panel-{number}") for number, panel in enumerate(shown))
+    figures = figures or '<p class="note">Nothing was priced, so there is nothing to plot.</p>'
+    columns = "two" if len(shown) in (2, 4) else "three"
+    plots = Section("Predicted against measured", f'<div class="grid {columns}">{figures}</div>', PLOTS_NOTE)
+    lead = f'<p class="verdict">{escape(page.verdict)}</p>'
+    return sections_page(
+        SectionsPage(page.kicker, page.heading, page.facts, lead, (plots, *page.sections)),
+        {"groups": order, "panels": [_panel(panel, order) for panel in shown]},
+        "scatter.js",
     )
-    return fill(
-        "scatter.html",
-        {
-            "title": escape(page.heading),
-            "style": asset("style.css"),
-            "kicker": escape(page.kicker),
-            "heading": escape(page.heading),
-            "facts": "".join(f"<li>{escape(fact)}</li>" for fact in page.facts),
-            "verdict": escape(page.verdict),
-            "columns": "two" if len(shown) in (2, 4) else "three",
-            "figures": figures or '<p class="note">Nothing was priced, so there is nothing to plot.</p>',
-            "sections": "".join(map(_section, page.sections)),
-            "data": embedded({"groups": order, "panels": [_panel(panel, order) for panel in shown]}),
-            "script": asset("charts.js") + "\n" + asset("scatter.js"),
-        },
-    )
-
-
-def _section(section: Section) -> str:
-    note = f'<p class="note">{escape(section.note)}</p>' if section.note else ""
-    return f"<section><h2>{escape(section.title)}</h2>{note}{section.html}</section>"
 
 
 def _panel(panel: Panel, order: list[str]) -> dict[str, Any]:
