@@ -55,7 +55,7 @@ def moment_events(result: SimulationResult) -> list[Event]:
     """What happened to replicas, on their tracks, and to requests that did not finish, on that of all requests."""
     events = []
     for moment in result.moments[:MOST_MOMENTS]:
-        args = {"request": moment.request} if moment.request >= 0 else {}
+        args: dict[str, object] = {"request": moment.request} if moment.request >= 0 else {}
         if moment.replica >= 0:
             args["replica"] = result.rank_name(moment.replica)
         pid = REQUESTS_PID if moment.request >= 0 else moment.replica + 1
