@@ -177,7 +177,7 @@ class Core:
             made["inv"] = reports["inv"]
         for request in reports.get("err", ()):
             self._unfinished.pop(request.index, None)
-        made["held"] = [names[index] for index in transfers.held]
+        made["held"] = [names[request.index] for request in transfers.held]
         made["free_end"] = self.scheduler.free_blocks
         if made["recv"] or made["sent"] or connector.open:
             self._quiet = 0

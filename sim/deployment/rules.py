@@ -73,8 +73,8 @@ class ConnectorRules:
     - `frees_aborted_loads`: the blocks of a load that is aborted are free at once, although it is still written to
       them (a defect).
     - `reports_failed_loads`: a load that fails as a whole is heard of, and computed here or ended with an error.
-    - `lease_s`: after it has last heard of the reader, a prefill instance frees blocks that are held for it (0: not
-      known).
+    - `lease_s`: so long after the end of a prefill (with `renews_lease`, after it has last heard of the reader) a
+      prefill instance frees blocks that nobody has read (0: not known).
     - `leaves_windows`: of a request that ends, what lies before its windows is free first: not at all (empty), or as of
       its `computed` or its `known` tokens.
     """
@@ -85,6 +85,7 @@ class ConnectorRules:
     frees_aborted_loads: bool = False
     reports_failed_loads: bool = False
     lease_s: float = 0.0
+    renews_lease: bool = False
     leaves_windows: str = ""
 
 

@@ -23,6 +23,7 @@ def check_conservation(
     cut_tokens: int = 0,
     stages: Sequence[tuple[int, int, StageTable | None]] = (),
     transfers: TransferTable | None = None,
+    every_byte: bool = True,
 ) -> dict[str, bool]:
     """Check one finished run; returns what was checked, raises `ConservationError` on the first failure.
 
@@ -35,7 +36,7 @@ def check_conservation(
     - batches of a replica follow each other, and in a pipeline on each stage, and each goes from stage to stage
       (`stages`: of the steps from one row up to another, those of a pool);
     - of `transfers`: what was handed over was asked for, begun and received once, in the order of its engine, before
-      its first token.
+      its first token; `every_byte` of it, and of what was broken off, counts on each link it went over.
     """
     done = requests.status == FINISHED
     emitted = int(steps.emitting.sum()) - unseen_tokens + accepted_tokens
@@ -64,6 +65,7 @@ def check_conservation(
     }
     if transfers is not None:
         checks["what is handed over arrives once"] = _arrives(requests, transfers)
+        checks["bytes on links = bytes sent"] = every_byte
     for name, holds in checks.items():
         if not holds:
             raise ConservationError(f"conservation broken: {name} (emitted {emitted} of {wanted} tokens)")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sim.event.aborts import Aborts
 from sim.event.agenda import NEVER, Agenda
 from sim.event.client import Client
+from sim.event.handover import HandOver, Interruptions, Lease
 from sim.event.lifecycle import Elastic, Lifecycle
 from sim.event.replica import Replica
 from sim.report.result import SHED
@@ -72,7 +73,8 @@ class Entry:
 class Cluster:
     """A fleet under way: the client's requests, the replicas, and whatever else is on the agenda.
 
-    `elastic`: replicas come and go; `ranks` are those of each replica.
+    `elastic`: replicas come and go; `ranks` are those of each replica. `hand_over`: what is between instances, and the
+    `leases` of their blocks.
     """
 
     def __init__(
@@ -83,11 +85,19 @@ class Cluster:
         entry: Entry,
         elastic: Elastic | None = None,
         ranks: Sequence[Sequence[Replica]] = (),
+        hand_over: HandOver | None = None,
+        leases: Sequence[Lease] = (),
     ):
         self.agenda, self.client, self.replicas, self.entry = agenda, client, replicas, entry
         self._prompts = client.workload.prompt_tokens.tolist()
         self._outputs = client.workload.output_tokens.tolist()
-        self.lifecycle = None if elastic is None else Lifecycle(elastic, agenda, client, ranks, self.place)
+        self.lifecycle: Lifecycle | None = None
+        self._between = None
+        if elastic is not None:
+            self.lifecycle = Lifecycle(elastic, agenda, client, ranks, self.place, hand_over, leases)
+            self._between = self.lifecycle.between
+        elif hand_over is not None:
+            self._between = Interruptions(hand_over, leases, lambda i, now_ns: None)
         patience = client.workload.abort_after_ns
         self._aborts = None if patience is None else Aborts(agenda, client, self._take_out)
 
@@ -122,6 +132,8 @@ class Cluster:
         """Nobody waits for request i any more."""
         if self.lifecycle is not None and self.lifecycle.leave(i):
             return
+        if self._between is not None and self._between.given_up(i, now_ns):
+            return
         place = self.client.replica_of(i)
         if place < 0:
             return
@@ -137,7 +149,7 @@ class Cluster:
             at = client.next_ns
             if agenda.next_ns <= at:
                 if at == NEVER and agenda.next_ns == NEVER:
-                    if self.lifecycle is None or not self.lifecycle.waiting:
+                    if self.lifecycle is None or not self.lifecycle.waits:
                         return
                     self.lifecycle.give_up(agenda.now_ns)
                     continue

@@ -2,13 +2,15 @@
 
 - `start`: a replica is in service `load_s` later, with an empty cache. One whose first change is a start begins out of
   service.
-- `drain`: it gets no more requests, and ends those it has.
+- `drain`: it gets no more requests, and ends those it has; a prefill instance waits until its blocks have been read, a
+  decode instance takes what had been promised to it.
 - `fail`: it is gone at once, with all it has in memory. Its requests are sent to another (`retry`: from their
   beginning; what the client has seen of them counts no more) or lost. The step it was in the middle of stays in the log
   to its end, and gives nothing.
 
 With a mean time between failures, each replica also fails at drawn times (exponential, by seed, replica and number),
-and is repaired after `repair_s`. Requests that come while nobody is in service wait for the next one that is.
+and is repaired after `repair_s`. Requests that come while nobody is in service wait for the next one that is; of
+prefill and decode instances one of each must be.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ import numpy as np
 
 from sim.event.agenda import Agenda
 from sim.event.client import Client
+from sim.event.handover import HandOver, Interruptions, Lease
 from sim.event.replica import Replica
 from sim.report.moment import Moment
 from sim.units import to_ns
@@ -52,7 +55,7 @@ class Lifecycle:
 
     `ranks`: of each replica. `place(i, now_ns)` sends a request (again). `waiting`: requests that nobody could take.
     `version` counts the changes of `up`; `retries` how often each request was sent again.
-    `moments`: what happened to replicas.
+    `moments`: what happened to replicas. `between`: requests on their way between instances, if there are such.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class Lifecycle:
         client: Client,
         ranks: Sequence[Sequence[Replica]],
         place: Callable[[int, int], None],
+        hand_over: HandOver | None = None,
+        leases: Sequence[Lease] = (),
     ):
         self.up = [True] * len(ranks)
         self.version = 0
@@ -73,6 +78,8 @@ class Lifecycle:
         self._client = client
         self._ranks = ranks
         self._place = place
+        self._hand_over = hand_over
+        self.between = None if hand_over is None else Interruptions(hand_over, leases, self._again)
         self._failures = [0] * len(ranks)
         self._loads = [0] * len(ranks)
         first: dict[int, str] = {}
@@ -96,11 +103,18 @@ class Lifecycle:
         self.waiting.remove(i)
         return True
 
+    @property
+    def waits(self) -> bool:
+        """Whether requests wait for somebody to come into service."""
+        return bool(self.waiting or (self._hand_over is not None and self._hand_over.stranded))
+
     def give_up(self, now_ns: int) -> None:
         """Nobody will be in service any more: those that wait are lost."""
-        for i in self.waiting:
+        left, self.waiting = self.waiting, []
+        if self.between is not None:
+            left += self.between.give_up_stranded(now_ns)
+        for i in left:
             self._client.lost(i, now_ns)
-        self.waiting = []
 
     def _changed(self, change: Change) -> Callable[[int], None]:
         def act(now_ns: int) -> None:
@@ -124,32 +138,43 @@ class Lifecycle:
             if self._loads[replica] != number or self.up[replica]:
                 return
             for rank in self._ranks[replica]:
-                rank.renew()
+                if not rank.occupied:
+                    rank.renew()
             self._set(replica, True)
             self._note(at_ns, "in service", replica)
             self._expect_failure(replica, at_ns)
             waiting, self.waiting = self.waiting, []
             for i in waiting:
                 self._place(i, at_ns)
+            if self._hand_over is not None:
+                self._hand_over.resume(at_ns)
 
         self._agenda.at(now_ns + to_ns(self._elastic.load_s), ready)
 
     def _fail(self, replica: int, now_ns: int) -> None:
-        if not self.up[replica] and not any(rank.outstanding for rank in self._ranks[replica]):
+        if not self.up[replica] and not any(rank.occupied for rank in self._ranks[replica]):
             self._loads[replica] += 1  # it was loading
             return
         self._set(replica, False)
         self._note(now_ns, FAIL, replica)
+        gone: list[int] = []
         for rank in self._ranks[replica]:
-            for request in rank.fail():
-                if not self._client.awaits(request.index):
-                    continue
-                if self._elastic.retry:
-                    self.retries[request.index] = self.retries.get(request.index, 0) + 1
-                    self._client.restarted(request.index)
-                    self._place(request.index, now_ns)
-                else:
-                    self._client.lost(request.index, now_ns)
+            if self.between is not None:
+                gone += self.between.failed(rank.index, now_ns)
+            gone += [request.index for request in rank.fail()]
+        for i in gone:
+            self._again(i, now_ns)
+
+    def _again(self, i: int, now_ns: int) -> None:
+        """Request i is over where it was: it begins again, or is lost."""
+        if not self._client.awaits(i):
+            return
+        if self._elastic.retry:
+            self.retries[i] = self.retries.get(i, 0) + 1
+            self._client.restarted(i)
+            self._place(i, now_ns)
+        else:
+            self._client.lost(i, now_ns)
 
     def _note(self, now_ns: int, what: str, replica: int) -> None:
         self.moments.append(Moment(now_ns, what, self._ranks[replica][0].index))

@@ -19,12 +19,12 @@ MOST_CHANGES = 20_000
 class Flow:
     """Bytes on their way over `links`; `done(now_ns)` is called when the last one is there."""
 
-    __slots__ = ("number", "links", "left_bytes", "bytes_per_ns", "since_ns", "done", "version")
+    __slots__ = ("number", "links", "size_bytes", "left_bytes", "bytes_per_ns", "since_ns", "done", "version")
 
-    def __init__(self, number: int, links: Sequence[int], left_bytes: float, done: Action):
+    def __init__(self, number: int, links: Sequence[int], size_bytes: float, done: Action):
         self.number = number
         self.links = links
-        self.left_bytes = left_bytes
+        self.size_bytes = self.left_bytes = size_bytes
         self.bytes_per_ns = 0.0
         self.since_ns = 0
         self.done = done
@@ -66,7 +66,7 @@ class Network:
         """Bytes per second that one more flow would have on these links, were all shares of each link equal."""
         return 1e9 * min(self.capacity[link] / (len(self._flows[link]) + 1) for link in links)
 
-    def start(self, links: Sequence[int], size_bytes: float, done: Action) -> None:
+    def start(self, links: Sequence[int], size_bytes: float, done: Action) -> Flow:
         """A flow of so many bytes begins now."""
         now_ns = self._agenda.now_ns
         self._begun += 1
@@ -80,6 +80,18 @@ class Network:
             self.most_flows[link] = max(self.most_flows[link], len(self._flows[link]))
         self._share(now_ns, [flow])
         self._set_alarm()
+        return flow
+
+    def stop(self, flow: Flow) -> float:
+        """A flow under way is broken off now: what is left of it does not count; the bytes that were sent."""
+        now_ns = self._agenda.now_ns
+        left = max(0.0, flow.left_bytes - flow.bytes_per_ns * (now_ns - flow.since_ns))
+        flow.left_bytes = left
+        for link in flow.links:
+            self.bytes[link] -= left
+        self._leave(now_ns, [flow])
+        self._set_alarm()
+        return flow.size_bytes - left
 
     def _alarm(self, now_ns: int) -> None:
         """End the flows whose last byte has arrived."""
@@ -91,6 +103,15 @@ class Network:
                 continue
             flow.version = -1
             ended.append(flow)
+        self._leave(now_ns, ended)
+        for flow in ended:
+            flow.done(now_ns)
+        self._set_alarm()
+
+    def _leave(self, now_ns: int, ended: Sequence[Flow]) -> None:
+        """Flows use their links no more; others have new rates."""
+        for flow in ended:
+            flow.version = -1
             for link in flow.links:
                 del self._flows[link][flow.number]
                 if not self._flows[link]:
@@ -98,9 +119,6 @@ class Network:
         self._note(now_ns, dict.fromkeys(link for flow in ended for link in flow.links if not self._flows[link]))
         neighbours = {f.number: f for flow in ended for link in flow.links for f in self._flows[link].values()}
         self._share(now_ns, neighbours.values())
-        for flow in ended:
-            flow.done(now_ns)
-        self._set_alarm()
 
     def _set_alarm(self) -> None:
         ends = self._ends

@@ -135,6 +135,11 @@ class Replica:
         self._requests[request.index] = request
 
     @property
+    def occupied(self) -> bool:
+        """Whether it has requests, or KV that is under way."""
+        return bool(self.outstanding) or (self.port is not None and self.port.busy)
+
+    @property
     def kv_usage(self) -> float:
         """Share of its KV blocks in use."""
         return 1.0 - self.scheduler.free_blocks / max(self.scheduler.usable_blocks, 1)

@@ -16,7 +16,7 @@ from sim.event.checks import check_conservation
 from sim.event.client import Client
 from sim.event.cluster import NOBODY, Cluster, Entry, OnProgress
 from sim.event.content import request_content
-from sim.event.handover import FREE, Failures, HandOver, HandOverCosts, Layerwise, Progress, hand_over_of
+from sim.event.handover import FREE, Failures, HandOver, HandOverCosts, Layerwise, Lease, Progress, hand_over_of
 from sim.event.lifecycle import Elastic, Lifecycle
 from sim.event.log import StepLog
 from sim.event.pool import EnginePool, PoolRanks, Prices, make_ranks
@@ -131,7 +131,7 @@ def run_fleet(
     """Simulate `workload` on several pools of replicas, which are numbered through, rank by rank, in their order.
 
     Pools of role `prefill` hand over to those of role `decode`, over `topology` (an endpoint for each rank, in the same
-    order) at these `costs`, some with `failures`. `elastic`: replicas, all of role `both`, come and go.
+    order) at these `costs`, some with `failures`. `elastic`: replicas come and go.
 
     **Raises:** `Stuck` (a `ValueError`) for a run that would never end.
     """
@@ -154,11 +154,12 @@ def run_fleet(
     if isinstance(hand_over, Layerwise):
         for pool, made in zip(pools, ranks, strict=True):
             for replica in made.replicas if pool.role == "prefill" else ():
-                replica.on_step = Progress(replica.index, hand_over)
+                replica.on_step = Progress(hand_over)
     make = _request_maker(workload, replicas, [made.named for made in ranks for _ in made.replicas], content)
+    in_service: list[Lifecycle | None] = []
     if hand_over is not None:
         decode = make_router(routing.decode_router, seed, routing.decode_options, "decode_router")
-        pick = _decode_chooser(pools, ranks, decode, workload, hand_over.rate)
+        pick = _decode_chooser(pools, ranks, decode, workload, hand_over.rate, in_service)
         hand_over.connect(
             replicas,
             lambda i, source: pick(_arrival(workload, content, i, agenda.now_ns), source),
@@ -169,12 +170,19 @@ def run_fleet(
             at_arrival=routing.at_arrival,
         )
     router = make_router(routing.router, seed, routing.options)
-    in_service: list[Lifecycle | None] = []
     entry = _entry(
-        pools, ranks, router, hand_over, make, lambda i: _arrival(workload, content, i, agenda.now_ns), in_service
+        workload,
+        pools,
+        ranks,
+        router,
+        hand_over,
+        make,
+        lambda i: _arrival(workload, content, i, agenda.now_ns),
+        in_service,
     )
     doors = [door for made in ranks for door in made.doors]
-    cluster = Cluster(agenda, client, replicas, entry, elastic, [_ranks_of(door) for door in doors])
+    leases = [_lease(pool, failures) for pool in pools for _ in range(pool.ranks)]
+    cluster = Cluster(agenda, client, replicas, entry, elastic, [_ranks_of(door) for door in doors], hand_over, leases)
     in_service.append(cluster.lifecycle)
     cluster.run(on_progress)
     for replica in replicas:
@@ -194,6 +202,7 @@ def run_fleet(
         cut_tokens=client.cut_tokens,
         stages=[(int(a), int(b), found) for a, b, found in zip(bounds[:-1], bounds[1:], stages, strict=True)],
         transfers=transfers,
+        every_byte=hand_over is None or hand_over.every_byte_counts(),
     )
     silent = [
         replica
@@ -208,6 +217,8 @@ def run_fleet(
     if cluster.lifecycle is not None:
         retries = cluster.lifecycle.retries
         moments += cluster.lifecycle.moments
+    if hand_over is not None:
+        moments += hand_over.cuts
     return ExactRun(
         requests,
         steps,
@@ -262,27 +273,50 @@ def _decode_chooser(
     router: Router,
     workload: Workload,
     rate: Callable[[int, int], float],
+    in_service: Sequence[Lifecycle | None],
 ) -> Callable[[Arrival, int], int]:
-    """The decode rank for a request of a prefill rank, among those that can serve it.
+    """The decode rank for a request of a prefill rank, among those in service that can serve it; `NOBODY` without any.
 
     `rate`: what one more transfer would have from one rank to another; to a replica, to its first.
     """
-    choosers: dict[tuple[int, ...], tuple[Callable[[Arrival], int | None], list[int]]] = {}
+    choosers: dict[tuple[tuple[int, ...], int], tuple[Callable[[Arrival], int | None], list[int]] | None] = {}
 
     def choose(arrival: Arrival, source: int) -> int:
         found = _decoders(pools, ranks, arrival.prompt_tokens, int(workload.output_tokens[arrival.index]))
         assert found is not None, "turned away at the entry"
-        able = found[1]
-        if able not in choosers:
-            doors = [door for k in able for door in ranks[k].doors]
-            choosers[able] = chooser(router, doors), [_ranks_of(door)[0].index for door in doors]
-        chosen, firsts = choosers[able]
+        lifecycle = in_service[0]
+        key = found[1], 0 if lifecycle is None else lifecycle.version
+        if key not in choosers:
+            doors = _open_doors(found[1], ranks, lifecycle)
+            firsts = [_ranks_of(door)[0].index for door in doors]
+            choosers[key] = (chooser(router, doors), firsts) if doors else None
+        picked = choosers[key]
+        if picked is None:
+            return NOBODY
+        chosen, firsts = picked
         target = chosen(replace(arrival, rate_to=lambda place: rate(source, firsts[place])))
         if target is None:
             raise ValueError("deployment.decode_router turned a request away whose prompt was prefilled; it must not.")
         return target
 
     return choose
+
+
+def _open_doors(able: Sequence[int], ranks: Sequence[PoolRanks], lifecycle: Lifecycle | None) -> list[Door]:
+    """The doors of the replicas of some pools that are in service."""
+    doors = [door for k in able for door in ranks[k].doors]
+    if lifecycle is None:
+        return doors
+    numbered = {id(door): number for number, door in enumerate(door for made in ranks for door in made.doors)}
+    return [door for door in doors if lifecycle.up[numbered[id(door)]]]
+
+
+def _lease(pool: EnginePool, failures: Failures | None) -> Lease:
+    """How long a rank of a pool holds blocks for a reader: as the user says, or its engine."""
+    if failures is not None and failures.expires:
+        return Lease(failures.lease_s)
+    connector = pool.settings.profile.connector
+    return Lease(connector.lease_s, connector.renews_lease)
 
 
 def _arrival(workload: Workload, content: Sequence[np.ndarray] | None, i: int, now_ns: int) -> Arrival:
@@ -311,6 +345,7 @@ def _request_maker(
 
 
 def _entry(
+    workload: Workload,
     pools: Sequence[EnginePool],
     ranks: Sequence[PoolRanks],
     router: Router,
@@ -322,12 +357,13 @@ def _entry(
     """Where the client's requests go: to the pools that prefill, among them those that can serve a request.
 
     A prefill instance has one token to emit; how many there will be is for the decode instances, of which one must be
-    able to serve the request.
+    able to serve the request, and in service.
     """
     entering = [k for k, pool in enumerate(pools) if pool.role != "decode"]
+    lengths = workload.prompt_tokens.tolist(), workload.output_tokens.tolist()
+    decoding: dict[tuple[tuple[int, ...], int], bool] = {}
     pool_of = [k for k, made in enumerate(ranks) for _ in made.replicas]
     choosers: dict[tuple[tuple[int, ...], int], Callable[[Arrival], int | None] | None] = {}
-    numbered = {id(door): number for number, door in enumerate(door for made in ranks for door in made.doors)}
 
     def serves(k: int, prompt: int, outputs: int) -> int | None:
         if pools[k].role == "both":
@@ -339,14 +375,23 @@ def _entry(
 
     def choose(i: int, able: tuple[int, ...]) -> int | None:
         lifecycle = in_service[0]
+        if lifecycle is not None and hand_over is not None and not decodes(i, lifecycle):
+            able = tuple(k for k in able if pools[entering[k]].role == "both")
         key = able, 0 if lifecycle is None else lifecycle.version
         if key not in choosers:
-            doors = [door for k in able for door in ranks[entering[k]].doors]
-            if lifecycle is not None:
-                doors = [door for door in doors if lifecycle.up[numbered[id(door)]]]
+            doors = _open_doors([entering[k] for k in able], ranks, lifecycle)
             choosers[key] = chooser(router, doors) if doors else None
         pick = choosers[key]
         return NOBODY if pick is None else pick(arrival(i))
+
+    def decodes(i: int, lifecycle: Lifecycle) -> bool:
+        found = _decoders(pools, ranks, lengths[0][i], lengths[1][i])
+        if found is None:
+            return False
+        key = found[1], lifecycle.version
+        if key not in decoding:
+            decoding[key] = bool(_open_doors(found[1], ranks, lifecycle))
+        return decoding[key]
 
     def make_first(rank: int, i: int, outputs: int) -> Request | None:
         if hand_over is None or pools[pool_of[rank]].role == "both":

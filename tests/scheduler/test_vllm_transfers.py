@@ -202,7 +202,7 @@ def test_nothing_is_lost_whatever_becomes_of_the_transfers(version, data):
         held = {
             request.index
             for request in requests
-            if roles[request.index] == "read" and request.index in scheduler.transfers.held and request not in sent
+            if roles[request.index] == "read" and request in scheduler.transfers.held and request not in sent
         }
         ends.update(request.index for request in scheduler.transfers.report(received, sent, (), failed))
         if call >= count and not scheduler.unfinished and not scheduler.transfers.held:

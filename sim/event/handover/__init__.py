@@ -9,6 +9,7 @@ A scheduler's `ROLES` say how its engine does it; there are two ways.
 
 `layerwise` changes the first: what would be pulled is sent layer by layer while the prompt is computed.
 Transfers take a set-up, then bytes over links that others may use too. Both sides hear of the end of it.
+`interruptions` has what becomes of all that when an instance fails or a client leaves.
 """
 
 from sim.event.handover.base import (
@@ -18,6 +19,7 @@ from sim.event.handover.base import (
     KVPort as KVPort,
 )
 from sim.event.handover.failures import Failures as Failures
+from sim.event.handover.interruptions import Interruptions as Interruptions, Lease as Lease
 from sim.event.handover.layerwise import Layerwise as Layerwise, Progress as Progress
 from sim.event.handover.pull import Pull
 from sim.event.handover.push import Push

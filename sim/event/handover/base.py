@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import mul
 from typing import ClassVar
 
@@ -12,27 +13,14 @@ from sim.deployment.topology import Topology
 from sim.event.agenda import Agenda
 from sim.event.client import Client
 from sim.event.handover.failures import Failures
+from sim.event.handover.passage import Passage, Times
 from sim.event.handover.ports import DecodePort, KVPort as KVPort, PrefillPort
 from sim.event.network import Network
 from sim.event.replica import Replica
+from sim.report.moment import Moment
 from sim.report.result import LinkTable, TransferTable
 from sim.scheduler.base import Request
 from sim.units import to_ns
-
-
-COLUMNS = (
-    "source",
-    "target",
-    "prefilled_ns",
-    "queued_ns",
-    "allocated_ns",
-    "begun_ns",
-    "received_ns",
-    "seated_ns",
-    "failed",
-    "blocks",
-    "bytes",
-)
 
 
 @dataclass(frozen=True)
@@ -55,10 +43,14 @@ FREE = HandOverCosts(0.0, 0.0, 0.0, 0.0)
 class HandOver(abc.ABC):
     """All transfers of a run: their times, and what happens between the two sides.
 
-    `keeps_token`: the prefill's token is the client's first. `count`: prefills handed over.
+    `keeps_token`: the prefill's token is the client's first. `count`: prefills handed over. `passages`: of requests on
+    their way, by number, until they end at their decode instance. `stranded`: those that are prefilled and find no
+    decode instance in service. `cuts`: transfers that were broken off, `cut_bytes` of them had been sent.
     """
 
     decode_first: ClassVar[bool]
+    binds: ClassVar[bool] = False
+    """Whether the decode instance cannot be another any more once it is chosen."""
 
     def __init__(
         self,
@@ -74,15 +66,17 @@ class HandOver(abc.ABC):
         self.failures = failures
         self.count = 0
         self.keeps_token = keeps_token
+        self.passages: dict[int, Passage] = {}
+        self.stranded: list[Passage] = []
+        self.on_strand: Callable[[Passage, int], None] = lambda passage, now_ns: None
+        self.times = Times(len(client.workload))
+        self.cuts: list[Moment] = []
+        self.carried: dict[tuple[int, int], float] = {}
+        """Bytes from one instance to another that no row of the table has: of lives and transfers that were cut."""
         self._agenda = agenda
         self._topology = topology
         self._costs = costs
         self._network = Network(agenda)
-        self._prefilled: dict[int, Request] = {}
-        self._paired: dict[int, int] = {}
-        self._outputs: dict[int, int] = {}
-        self._times = np.full((len(client.workload), len(COLUMNS)), -1, np.int64)
-        self._at = {name: place for place, name in enumerate(COLUMNS)}
 
     def connect(
         self,
@@ -98,10 +92,11 @@ class HandOver(abc.ABC):
         """All replicas, by number, and who decodes.
 
         `choose(i, source)`: the decode instance for request i of a prefill instance, when its prefill ends, or
-        `at_arrival`. `make(target, i, outputs)`: the request for it. `block_bytes`: of a block of each group of each
-        replica, all its devices together, `block_tokens` its tokens. `pickup_ns`: of the decode side's server.
+        `at_arrival`; -1 if none is in service. `make(target, i, outputs)`: the request for it. `block_bytes`: of a
+        block of each group of each replica, all its devices together, `block_tokens` its tokens. `pickup_ns`: of the
+        decode side's server.
         """
-        self._replicas = replicas
+        self.replicas = replicas
         self._choose = choose
         self._make = make
         self._block_bytes = block_bytes
@@ -134,23 +129,29 @@ class HandOver(abc.ABC):
     def computed(self, source: int, request: Request, tokens: int) -> None:
         """A prefill instance has computed so many tokens of a request that is told of as it goes."""
 
+    @abc.abstractmethod
+    def failed_at_source(self, passage: Passage, now_ns: int) -> None:
+        """The KV of a prompt that was computed is gone: the decode instance hears of a load that fails."""
+
     def queued(self, request: Request, now_ns: int) -> None:
         """The decode instance's loop took the request up."""
-        self._set(request.index, queued_ns=now_ns)
+        self.times.set(request.index, queued_ns=now_ns)
 
     def seated(self, requests: Iterable[Request], now_ns: int) -> None:
         """Requests have a seat at a decode instance, the first time."""
         for request in requests:
-            if self._get(request.index, "seated_ns") < 0:
-                self._set(request.index, seated_ns=now_ns)
+            if self.times.get(request.index, "seated_ns") < 0:
+                self.times.set(request.index, seated_ns=now_ns)
 
     def ended(self, requests: Iterable[Request]) -> None:
         """Requests are about to end at a decode instance: what the prefill saw of them belongs to them too."""
         for request in requests:
-            prefill = self._prefilled.pop(request.index, None)
-            if prefill is not None:
-                request.cached = prefill.cached
-                request.preemptions += prefill.preemptions
+            passage = self.passages.get(request.index)
+            if passage is not None:
+                assert passage.prefill is not None
+                request.cached = passage.prefill.cached
+                request.preemptions += passage.prefill.preemptions
+                self.close(passage)
 
     def rate(self, source: int, target: int) -> float:
         """Bytes per second that one more transfer would have from one instance to another, as things are."""
@@ -158,51 +159,143 @@ class HandOver(abc.ABC):
         self._network.grow(self._topology.bytes_per_s)
         return self._network.offers(path)
 
-    def _pair(self, i: int, source: int) -> int:
-        """Choose who decodes request i of a prefill instance; it counts there from now on."""
-        target = self._paired[i] = self._choose(i, source)
-        self._replicas[target].outstanding += 1
-        return target
+    def close(self, passage: Passage) -> None:
+        """A passage is over; nothing of what was to happen to it does."""
+        passage.over = True
+        if self.passages.get(passage.i) is passage:
+            del self.passages[passage.i]
 
-    def _reach(self, i: int, now_ns: int) -> None:
+    def asked(self, passage: Passage) -> bool:
+        """Whether the decode instance has blocks for it, and waits for what is not there yet."""
+        return self.times.get(passage.i, "allocated_ns") >= 0 and self.times.get(passage.i, "received_ns") < 0
+
+    def uncount(self, passage: Passage) -> None:
+        """Its decode instance does not expect it any more."""
+        if passage.counted:
+            passage.counted = False
+            self.replicas[passage.target].outstanding -= 1
+
+    def stop(self, passage: Passage, now_ns: int) -> None:
+        """What is on its way is broken off; what has been sent of it counts on the links."""
+        flow, passage.flow = passage.flow, None
+        if flow is not None:
+            passage.sent_bytes += self._network.stop(flow)
+        if flow is None and not passage.sent_bytes:
+            return
+        self.cuts.append(Moment(now_ns, "KV transfer cut", passage.target, passage.i))
+        pair = passage.source, passage.target
+        self.carried[pair] = self.carried.get(pair, 0.0) + passage.sent_bytes
+        passage.sent_bytes = 0.0
+
+    def resume(self, now_ns: int) -> None:
+        """An instance has come into service: who has found none may go on."""
+        stranded, self.stranded = self.stranded, []
+        for passage in stranded:
+            if passage.over:
+                continue
+            if self._pair(passage):
+                self.later(passage, now_ns + self._hand_over_ns(passage), partial(self._reach, passage))
+            else:
+                self.stranded.append(passage)
+
+    def _open(self, i: int, source: int, outputs: int) -> Passage:
+        """Request i begins its way, perhaps again."""
+        if self.times.get(i, "received_ns") >= 0:
+            pair = self.times.get(i, "source"), self.times.get(i, "target")
+            self.carried[pair] = self.carried.get(pair, 0.0) + max(self.times.get(i, "bytes"), 0)
+        self.times.clear(i)
+        passage = self.passages[i] = Passage(i, source, outputs)
+        return passage
+
+    def later(self, passage: Passage, at_ns: int, action: Callable[[int], None]) -> None:
+        """`action(at_ns)` then, unless the passage is over by then."""
+
+        def act(now_ns: int) -> None:
+            if not passage.over:
+                action(now_ns)
+
+        self._agenda.at(at_ns, act)
+
+    def _pair(self, passage: Passage) -> bool:
+        """Choose who decodes a request; it counts there from now on. False if nobody in service can."""
+        target = self._choose(passage.i, passage.source)
+        if target < 0:
+            return False
+        passage.target = target
+        passage.counted = True
+        self.replicas[target].outstanding += 1
+        return True
+
+    @abc.abstractmethod
+    def _hand_over_ns(self, passage: Passage) -> int:
+        """From the choice of the decode instance to the request's arrival there."""
+
+    def _strand(self, passage: Passage, now_ns: int) -> None:
+        """No decode instance is in service: it waits for the next, what was prefilled of it in its blocks."""
+        self.stranded.append(passage)
+        self.on_strand(passage, now_ns)
+
+    def _reach(self, passage: Passage, now_ns: int) -> None:
         """The request is in the decode instance's queue."""
-        target = self._paired.pop(i)
-        self._replicas[target].outstanding -= 1  # counted when it was chosen
-        self._send(target, self._make(target, i, self._outputs.pop(i)), now_ns)
+        if passage.target < 0 and not self._pair(passage):
+            self._strand(passage, now_ns)
+            return
+        self.uncount(passage)  # counted when it was chosen
+        self.times.set(passage.i, target=passage.target)
+        passage.decode = self._make(passage.target, passage.i, passage.outputs)
+        self._send(passage.target, passage.decode, now_ns)
 
     def _send(self, target: int, request: Request, now_ns: int) -> None:
         """Put a request in a replica's queue, whose loop acts if it rested."""
-        replica = self._replicas[target]
-        replica.send(request)
+        self.replicas[target].send(request)
+        self.nudge(target, now_ns)
+
+    def nudge(self, index: int, now_ns: int) -> None:
+        """The loop of a replica acts if it rested."""
+        replica = self.replicas[index]
         if replica.blocked:
             replica.blocked = False
-            self._agenda.wake(target, now_ns)
+            self._agenda.wake(index, now_ns)
 
-    def _move(self, source: int, target: int, size: float, done: Callable[[int], None]) -> None:
+    def _move(self, passage: Passage, size: float, done: Callable[[int], None]) -> None:
         """Bytes leave now."""
-        path = self._topology.path(source, target)
+
+        def landed(now_ns: int) -> None:
+            passage.flow = None
+            passage.sent_bytes += size
+            done(now_ns)
+
+        path = self._topology.path(passage.source, passage.target)
         self._network.grow(self._topology.bytes_per_s)
-        self._network.start(path, size, done)
+        passage.flow = self._network.start(path, size, landed)
 
-    def _received(self, source: int, target: int, request: Request, now_ns: int) -> None:
+    def _received(self, passage: Passage, now_ns: int) -> None:
         """The last byte of a decode instance's request is there: both sides are told."""
-        self._set(request.index, received_ns=now_ns)
-        self._came(target, request, now_ns)
-        self._read(source, self._prefilled[request.index], now_ns)
+        assert passage.prefill is not None
+        self.times.set(passage.i, received_ns=now_ns)
+        self.came(passage, now_ns)
+        self.read(passage, now_ns)
+        if passage.given_up:
+            self.close(passage)
 
-    def _came(self, target: int, request: Request, now_ns: int, failed: bool = False) -> None:
+    def came(self, passage: Passage, now_ns: int, failed: bool = False) -> None:
         """The decode instance will hear that a load has ended."""
-        replica = self._replicas[target]
+        assert passage.decode is not None
+        replica = self.replicas[passage.target]
         assert isinstance(replica.port, DecodePort)
-        replica.port.arrived(request, failed)
+        replica.port.arrived(passage.decode, failed)
         self._tell(replica, now_ns)
 
-    def _read(self, source: int, request: Request, now_ns: int) -> None:
-        """The prefill instance will hear that nobody needs the blocks of a request any more."""
-        replica = self._replicas[source]
+    def read(self, passage: Passage, now_ns: int) -> None:
+        """The prefill instance will hear that nobody needs the blocks of a request any more, if it has them still."""
+        replica = self.replicas[passage.source]
         assert isinstance(replica.port, PrefillPort)
-        replica.port.sent.append(request)
-        self._tell(replica, now_ns)
+        if passage.prefill is not None and replica.port.read(passage.prefill):
+            self._tell(replica, now_ns)
+
+    def read_at(self, passage: Passage, at_ns: int) -> None:
+        """The same, at a time to come."""
+        self._agenda.at(at_ns, lambda now_ns: self.read(passage, now_ns))
 
     def _tell(self, replica: Replica, now_ns: int) -> None:
         """A loop that rests hears it now."""
@@ -217,16 +310,9 @@ class HandOver(abc.ABC):
 
     def lost(self, target: int, request: Request) -> None:
         """A request has ended with an error at a decode instance."""
-        self._prefilled.pop(request.index)
-        self._replicas[target].drop(request)
+        self.close(self.passages[request.index])
+        self.replicas[target].drop(request)
         self.client.failed(request.index, self._agenda.now_ns)
-
-    def _get(self, i: int, name: str) -> int:
-        return int(self._times[i, self._at[name]])
-
-    def _set(self, i: int, **values: int) -> None:
-        for name, value in values.items():
-            self._times[i, self._at[name]] = value
 
     def _asked(self, target: int, request: Request, blocks: Sequence[int]) -> tuple[float, float]:
         """A decode instance has blocks, so many of each group to be filled: their bytes, and as blocks of all layers.
@@ -234,7 +320,7 @@ class HandOver(abc.ABC):
         A block of a group holds the layers of that group; what a block costs was measured for one of all layers.
         """
         size = sum(map(mul, blocks, self._block_bytes[target]))
-        self._set(request.index, allocated_ns=self._agenda.now_ns, blocks=sum(blocks), bytes=round(size))
+        self.times.set(request.index, allocated_ns=self._agenda.now_ns, blocks=sum(blocks), bytes=round(size))
         return size, sum(map(mul, blocks, self._shares[target]))
 
     def _wait_ns(self, blocks: float, first: bool = True) -> int:
@@ -244,8 +330,7 @@ class HandOver(abc.ABC):
 
     def table(self) -> TransferTable:
         """What happened to each request on its way, in arrival order."""
-        columns = {name: self._times[:, place].copy() for name, place in self._at.items()}
-        return TransferTable(**columns, decode_first=self.decode_first, keeps_token=self.keeps_token)
+        return self.times.table(self.decode_first, self.keeps_token)
 
     def links(self) -> LinkTable:
         """The links that were used."""
@@ -262,6 +347,24 @@ class HandOver(abc.ABC):
             change_rate=np.array(network.changes[2], np.float64),
             changes_left_out=network.changes_left_out,
         )
+
+    def every_byte_counts(self) -> bool:
+        """Whether each link has carried what was received over it, and what was sent of transfers that were cut."""
+        table = self.table()
+        came = table.received_ns >= 0
+        pairs = np.stack([table.source[came], table.target[came]], axis=1)
+        carried = dict(self.carried)
+        if len(pairs):
+            found, place = np.unique(pairs, axis=0, return_inverse=True)
+            sizes = np.bincount(place.ravel(), np.maximum(table.bytes[came], 0))
+            for (source, target), size in zip(found.tolist(), sizes.tolist(), strict=True):
+                carried[source, target] = carried.get((source, target), 0.0) + size
+        paths = [(list(self._topology.path(*pair)), size) for pair, size in carried.items()]
+        self._network.grow(self._topology.bytes_per_s)
+        expected = np.zeros(len(self._network.bytes))
+        for path, size in paths:
+            expected[path] += size
+        return bool(np.allclose(expected, self._network.bytes, rtol=1e-9, atol=len(table.bytes) + 1.0))
 
 
 def _shares(block_bytes: Sequence[float]) -> list[float]:

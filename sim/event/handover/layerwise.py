@@ -19,12 +19,13 @@ also what the decode instance has in its own prefix cache; what is computed agai
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from sim.deployment.topology import Topology
 from sim.event.agenda import Agenda
 from sim.event.client import Client
 from sim.event.handover.base import HandOverCosts
+from sim.event.handover.passage import Passage
 from sim.event.handover.pull import Pull
 from sim.scheduler.base import Batch, Request
 
@@ -33,17 +34,16 @@ class Sending:
     """One prompt's KV on its way: `parts` computed or about to be, each with when it is there and its bytes.
 
     `left`: tokens of the prompt that no step has computed yet. `first_ns`: when the first part may leave. `awaited`:
-    the decode instance's request, once that has blocks.
+    whether the decode instance has blocks for it.
     """
 
-    def __init__(self, source: int, target: int, prompt: int, size: float, first_ns: int):
-        self.source, self.target = source, target
+    def __init__(self, prompt: int, size: float, first_ns: int):
         self.left = prompt
         self.size, self.bytes_per_token = size, size / prompt
         self.first_ns = first_ns
         self.parts: deque[tuple[int, float]] = deque()
         self.moving = False
-        self.awaited: Request | None = None
+        self.awaited = False
 
     @property
     def over(self) -> bool:
@@ -54,16 +54,23 @@ class Sending:
 class Layerwise(Pull):
     """Prefill and transfer side by side, then hand-over and blocks at the decode instance."""
 
+    binds: ClassVar[bool] = True
+
     def __init__(self, agenda: Agenda, client: Client, topology: Topology, costs: HandOverCosts, **more: Any):
         super().__init__(agenda, client, topology, costs, **more)
         self._sending: dict[int, Sending] = {}
 
-    def executed(self, source: int, request: Request, start_ns: int, end_ns: int) -> None:
+    def expects(self, request: Request) -> bool:
+        """Whether a prefill instance's request is still on its way."""
+        passage = self.passages.get(request.index)
+        return passage is not None and passage.prefill is request
+
+    def executed(self, request: Request, start_ns: int, end_ns: int) -> None:
         """A step of a prefill instance, from then to then, that has computed `request.computed` tokens by its end."""
         i = request.index
-        sending = self._sending.get(i)
+        passage, sending = self.passages[i], self._sending.get(i)
         if sending is None:
-            sending = self._sending[i] = self._open(source, request, start_ns)
+            sending = self._sending[i] = self._first(passage, request, start_ns)
         begin, upto = request.prompt - sending.left, min(request.computed, request.prompt)
         if upto <= begin:
             return  # computed again
@@ -75,26 +82,38 @@ class Layerwise(Pull):
         for layer in range(1, layers + 1):
             sending.parts.append((start_ns - (-duration_ns * layer // layers), size))
         sending.left = request.prompt - upto
-        self._next(i, sending, self._agenda.now_ns)
+        self._next(passage, sending, self._agenda.now_ns)
 
     def begin(self, target: int, request: Request, blocks: Sequence[int]) -> None:
         """Blocks are there: of the set-up and of the transfer what is left."""
         i, now_ns = request.index, self._agenda.now_ns
+        passage, sending = self.passages[i], self._sending.get(i)
+        if sending is None:
+            super().begin(target, request, blocks)  # it has failed
+            return
         self._asked(target, request, blocks)
-        sending = self._sending[i]
-        sending.awaited = request
-        self._set(i, bytes=round(sending.size), begun_ns=max(now_ns, sending.first_ns))
+        sending.awaited = True
+        self.times.set(i, bytes=round(sending.size), begun_ns=max(now_ns, sending.first_ns))
         if sending.over:
-            self._agenda.at(now_ns, lambda at: self._end(i, at))
+            self.later(passage, now_ns, lambda at: self._end(passage, at))
 
-    def _open(self, source: int, request: Request, start_ns: int) -> Sending:
+    def failed_at_source(self, passage: Passage, now_ns: int) -> None:
+        """What has come of it is of no use."""
+        self._sending.pop(passage.i, None)
+        super().failed_at_source(passage, now_ns)
+
+    def close(self, passage: Passage) -> None:
+        """A passage is over."""
+        super().close(passage)
+        self._sending.pop(passage.i, None)
+
+    def _first(self, passage: Passage, request: Request, start_ns: int) -> Sending:
         """The whole prompt's blocks, which are of one group."""
-        target = self._paired[request.index]
-        blocks = -(-request.prompt // self._block_tokens[target])
-        size = blocks * self._block_bytes[target][0]
-        return Sending(source, target, request.prompt, size, start_ns + self._wait_ns(blocks))
+        blocks = -(-request.prompt // self._block_tokens[passage.target])
+        size = blocks * self._block_bytes[passage.target][0]
+        return Sending(request.prompt, size, start_ns + self._wait_ns(blocks))
 
-    def _next(self, i: int, sending: Sending, now_ns: int) -> None:
+    def _next(self, passage: Passage, sending: Sending, now_ns: int) -> None:
         """The next part leaves when it is there; those that are there by then go together."""
         if sending.moving or not sending.parts:
             return
@@ -102,42 +121,43 @@ class Layerwise(Pull):
         at_ns = max(now_ns, sending.first_ns, sending.parts[0][0])
 
         def leave(then_ns: int) -> None:
+            if self._sending.get(passage.i) is not sending:
+                return  # its source has failed
             size = 0.0
             while sending.parts and sending.parts[0][0] <= then_ns:
                 size += sending.parts.popleft()[1]
-            self._move(sending.source, sending.target, size, lambda at: self._arrive(i, sending, at))
+            self._move(passage, size, lambda at: self._arrive(passage, sending, at))
 
         if at_ns > now_ns:
-            self._agenda.at(at_ns, leave)
+            self.later(passage, at_ns, leave)
         else:
             leave(now_ns)
 
-    def _arrive(self, i: int, sending: Sending, now_ns: int) -> None:
+    def _arrive(self, passage: Passage, sending: Sending, now_ns: int) -> None:
         sending.moving = False
-        self._next(i, sending, now_ns)
-        if sending.over and sending.awaited is not None:
-            self._end(i, now_ns)
+        self._next(passage, sending, now_ns)
+        if sending.over and sending.awaited:
+            self._end(passage, now_ns)
 
-    def _end(self, i: int, now_ns: int) -> None:
+    def _end(self, passage: Passage, now_ns: int) -> None:
         """All of it is in the decode instance's blocks."""
-        sending = self._sending.pop(i)
-        assert sending.awaited is not None
-        self._landed(sending.source, sending.target, sending.awaited, now_ns)
+        if self._sending.pop(passage.i, None) is not None:
+            self._landed(passage, now_ns)
 
 
 class Progress:
     """Which requests a prefill instance's steps compute: those that were admitted and are not computed yet."""
 
-    def __init__(self, index: int, hand_over: Layerwise):
-        self._index = index
+    def __init__(self, hand_over: Layerwise):
         self._hand_over = hand_over
         self._open: dict[int, Request] = {}
 
     def __call__(self, batch: Batch, start_ns: int, end_ns: int) -> None:
         """A step was put on the device."""
-        still = self._open
+        expects = self._hand_over.expects
         for request in batch.admitted:
-            still[request.index] = request
+            self._open[request.index] = request
+        still = {i: request for i, request in self._open.items() if expects(request)}
         for request in still.values():
-            self._hand_over.executed(self._index, request, start_ns, end_ns)
+            self._hand_over.executed(request, start_ns, end_ns)
         self._open = {i: request for i, request in still.items() if request.computed < request.prompt}

@@ -17,8 +17,8 @@ class PrefillPort(Alone):
 
     def __init__(self, index: int, computed: Callable[[int, Request, int], None]) -> None:
         self.scheduler: Connected | None = None
-        self.sent: list[Request] = []
-        self.held = 0
+        self._held: dict[Request, None] = {}
+        self._sent: list[Request] = []
         self._index = index
         self._computed = computed
 
@@ -28,18 +28,38 @@ class PrefillPort(Alone):
 
     def keeps(self, request: Request, finished: bool) -> bool:
         """Of every finished prefill."""
-        self.held += finished
+        if finished:
+            self._held[request] = None
         return finished
+
+    def holds(self, request: Request) -> bool:
+        """Whether nobody has read its blocks yet."""
+        return request in self._held
+
+    def read(self, request: Request) -> bool:
+        """Nobody needs the blocks of a request any more; False if they are not held (any more)."""
+        if request not in self._held:
+            return False
+        del self._held[request]
+        self._sent.append(request)
+        return True
+
+    def fail(self) -> None:
+        """The instance is gone with all that it holds."""
+        assert self.scheduler is not None
+        gone = [*self._sent, *self._held]
+        self._sent, self._held = [], {}
+        self.scheduler.report((), gone)
 
     @property
     def busy(self) -> bool:
         """Whether blocks are still to be read."""
-        return self.held > len(self.sent)
+        return bool(self._held)
 
     @property
     def reports(self) -> bool:
         """Whether blocks have been read since the last report."""
-        return bool(self.sent)
+        return bool(self._sent)
 
     @property
     def polled(self) -> bool:
@@ -48,8 +68,7 @@ class PrefillPort(Alone):
 
     def report(self) -> None:
         """Tell the scheduler which."""
-        sent, self.sent = self.sent, []
-        self.held -= len(sent)
+        sent, self._sent = self._sent, []
         assert self.scheduler is not None
         self.scheduler.report((), sent)
 
@@ -73,7 +92,7 @@ class DecodePort(Alone):
         self.fails = failures is not None
         self.recomputes = failures is not None and failures.recomputes
         self._ended = ended
-        self.under_way = 0
+        self._under_way: dict[Request, None] = {}
         self._index = index
         self._begin = begin
         self._loaded: set[int] = set()
@@ -87,7 +106,7 @@ class DecodePort(Alone):
     def allocated(self, request: Request, external: External, blocks: Sequence[int]) -> None:
         """Ask for it."""
         self._loaded.add(request.index)
-        self.under_way += 1
+        self._under_way[request] = None
         self._begin(self._index, request, blocks)
 
     def computed(self, request: Request, tokens: int) -> None:
@@ -95,15 +114,28 @@ class DecodePort(Alone):
 
     def arrived(self, request: Request, failed: bool = False) -> None:
         """All of its KV is here, or will not come."""
-        self.under_way -= 1
+        del self._under_way[request]
         self.received.append(request)
         if failed:
             self.failed.append(request)
 
+    def forget(self, i: int) -> None:
+        """Request i is gone; should it come again, it loads again."""
+        self._loaded.discard(i)
+
+    def fail(self) -> None:
+        """The instance is gone, and with it its requests: nothing is written to their blocks any more."""
+        assert self.scheduler is not None
+        gone = [*self.received, *self._under_way]
+        self.received, self.failed = [], []
+        self._under_way.clear()
+        self._loaded.clear()
+        self.scheduler.report(gone, ())
+
     @property
     def busy(self) -> bool:
         """Whether loads are under way."""
-        return self.under_way > 0
+        return bool(self._under_way)
 
     @property
     def reports(self) -> bool:

@@ -94,7 +94,7 @@ class KVCache:
         self._caps = [kind.most_blocks(ahead_tokens, max_model_len) for kind in self.groups]
         self._lookup = Lookup(self.kinds, self.pool, rules, eagle) if self.reuse else None
         self._nothing: list[list[int]] = [[] for _ in self.groups]
-        self._quiet: dict[int, tuple[float, float, float]] = {}
+        self._quiet: dict[Cached, tuple[float, float, float]] = {}
 
     @property
     def free(self) -> int:
@@ -157,7 +157,7 @@ class KVCache:
         end = request.computed + tokens
         start = request.computed
         if hit is None:
-            quiet = self._quiet.get(request.index)
+            quiet = self._quiet.get(request)
             if quiet and end + lookahead <= quiet[0] and end < quiet[1] and request.computed < quiet[2]:
                 return self._nothing
         else:
@@ -194,7 +194,7 @@ class KVCache:
                 continue
             self._lookup.register(request, number, kind, request.tables[number], first, full)
             request.registered[number] = full
-            self._quiet.pop(request.index, None)
+            self._quiet.pop(request, None)
 
     def leave_windows(self, request: Cached, tokens: int) -> None:
         """Give back what no token after the first `tokens` reads."""
@@ -207,7 +207,7 @@ class KVCache:
             self.pool.give_back([block for block in reversed(table) if block])
         request.tables = []
         request.registered = []
-        self._quiet.pop(request.index, None)
+        self._quiet.pop(request, None)
 
     def common_prefix(self, requests: Sequence[Cached]) -> int:
         """Blocks at the start that all of `requests` share (what cascade attention asks); 0 where it was removed."""
@@ -301,4 +301,4 @@ class KVCache:
             if self.reuse:
                 end = min(end, (registered + 1) * kind.block_size)
             frees = min(frees, kind.frees_at(computed))
-        self._quiet[request.index] = (slots, end, frees)
+        self._quiet[request] = (slots, end, frees)

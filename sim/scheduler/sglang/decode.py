@@ -61,6 +61,7 @@ class DecodeInstance(SglangScheduler):
         for request in received:
             del self.loading[request.index]
             if request.index in self._aborted:
+                self._aborted.discard(request.index)
                 self.pool.drop(request, request.computed)
             else:
                 self.waiting.append(request)

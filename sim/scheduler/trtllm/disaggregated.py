@@ -31,7 +31,7 @@ class ContextServer(TensorRTLLM):
         super().__init__(settings, cache, options)
         self.connector = connector
         self.max_output_tokens = 1
-        self.held: dict[int, IterationRequest] = {}
+        self.held: dict[IterationRequest, None] = {}
 
     @property
     def watches(self) -> bool:
@@ -40,7 +40,7 @@ class ContextServer(TensorRTLLM):
 
     def spoken_for(self) -> int:
         """Blocks of those who have started, and of those who are still to be read."""
-        return super().spoken_for() + sum(request.blocks for request in self.held.values())
+        return super().spoken_for() + sum(request.blocks for request in self.held)
 
     def leave(self, request: IterationRequest) -> None:
         """A request is over: its seat is free, its blocks are once they have been read."""
@@ -48,12 +48,12 @@ class ContextServer(TensorRTLLM):
             super().leave(request)
             return
         del self.running[request.index]
-        self.held[request.index] = request
+        self.held[request] = None
 
     def report(self, received: Sequence[IterationRequest], sent: Sequence[IterationRequest]) -> None:
         """The blocks of the `sent` requests were read."""
         for request in sent:
-            del self.held[request.index]
+            del self.held[request]
             self.free_blocks += request.blocks
             request.blocks = 0
 

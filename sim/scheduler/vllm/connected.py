@@ -41,7 +41,7 @@ class ConnectedBatching(ContinuousBatching):
         self.connector = connector
         self.rules = rules
         self.aside: list[LoadingRequest] = []
-        self.held: dict[int, tuple[LoadingRequest, int]] = {}
+        self.held: dict[LoadingRequest, int] = {}
 
     @property
     def unfinished(self) -> int:
@@ -74,7 +74,7 @@ class ConnectedBatching(ContinuousBatching):
         if request.reported or self.rules.frees_aborted_loads:
             self.blocks.release(request, request.target)
         else:
-            self.held[request.index] = (request, request.target)
+            self.held[request] = request.target
 
     @property
     def _queued(self) -> int:
@@ -129,14 +129,14 @@ class ConnectedBatching(ContinuousBatching):
         """A request has ended: its blocks are free, or held for a reader."""
         assert isinstance(request, LoadingRequest)
         if self.connector.keeps(request, True):
-            self.held[request.index] = (request, tokens)
+            self.held[request] = tokens
         else:
             super()._let_go(request, tokens)
 
     def _free(self, request: LoadingRequest) -> bool:
         """Free the blocks of a request that holds them after its end."""
-        held = self.held.pop(request.index, None)
-        if held is None:
+        tokens = self.held.pop(request, None)
+        if tokens is None:
             return False
-        self.blocks.release(*held)
+        self.blocks.release(request, tokens)
         return True

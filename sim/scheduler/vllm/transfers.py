@@ -29,7 +29,7 @@ class Transfers:
 
     def __init__(self, scheduler: RowBatching):
         self.loading: dict[int, RowRequest] = {}
-        self.held: dict[int, RowRequest] = {}
+        self.held: dict[RowRequest, None] = {}
         self._scheduler = scheduler
 
     def reserved(self) -> int:
@@ -74,7 +74,7 @@ class Transfers:
         if windows and scheduler.connected:
             scheduler.cache.leave_windows(request, request.computed if windows == "computed" else request.known)
         if scheduler.connector.keeps(request, finished):
-            self.held[request.index] = request
+            self.held[request] = None
         else:
             scheduler.cache.release(request)
 
@@ -84,7 +84,7 @@ class Transfers:
         self.loading.pop(request.index, None)
         scheduler.connector.keeps(request, False)
         if request.loads and not request.reported and not scheduler.connector_rules.frees_aborted_loads:
-            self.held[request.index] = request
+            self.held[request] = None
         else:
             scheduler.cache.release(request)
 
@@ -110,8 +110,9 @@ class Transfers:
 
     def _free(self, request: RowRequest) -> bool:
         """Free the blocks of a request that holds them after its end."""
-        if self.held.pop(request.index, None) is None:
+        if request not in self.held:
             return False
+        del self.held[request]
         self._scheduler.cache.release(request)
         return True
 
