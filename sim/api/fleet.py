@@ -15,7 +15,8 @@ from sim.deployment.pools import PoolSpec, pools_of
 from sim.deployment.topology import Topology, lay_out
 from sim.event.asked import KVSide, check_asked, check_kv
 from sim.event.cluster import OnProgress
-from sim.event.elastic import elastic_of, elastic_rows
+from sim.event.elastic import elastic_of, elastic_rows, may_fail
+from sim.event.handover import Failures
 from sim.event.pool import EnginePool, Prices
 from sim.event.run import ExactRun, Routing, run_fleet
 from sim.report.result import PoolResult, RequestTable, SimulationResult, StepTable
@@ -89,11 +90,6 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     if any(spec.role == "prefill" for spec in specs):
         sides = [KVSide(spec, p.job.plan.engine, p.job.budget) for spec, p in zip(specs, pools, strict=True)]
         check_kv(sides, conf.deployment.transfer)
-        if workload.abort_after_ns is not None:
-            raise ValueError(
-                "workload.abort_after_s: requests given up between prefill and decode instances are not simulated; "
-                "leave it out, or choose pools of role both."
-            )
         _, efficiency = costs_of(conf, _scheduler(pools), 0)
         topology = lay_out(
             [(pool.name, pool.job.plan.device, pool.ranks, pool.devices_per_rank) for pool in pools],
@@ -133,6 +129,14 @@ def _lease_s(fleet: Fleet) -> float:
     """How long prefill instances hold blocks for a reader of whom they hear nothing; 0 without any."""
     sides = (pool.job.plan.engine.profile.connector for pool in fleet.pools if pool.role == "prefill")
     return next((side.lease_s for side in sides), 0.0)
+
+
+def _failures(fleet: Fleet) -> Failures | None:
+    """What becomes of loads that fail: by themselves, or with their prefill instance where engines hear of it."""
+    prefilling = [pool for pool in fleet.pools if pool.role == "prefill"]
+    hear = all(p.job.plan.engine.profile.connector.reports_failed_loads for p in fleet.pools if p.role == "decode")
+    gone = hear and may_fail(fleet.conf.deployment, [pool.name for pool in prefilling])
+    return failures_of(fleet.conf, _lease_s(fleet), gone)
 
 
 def _prices(fleet: Fleet) -> list[Prices]:
@@ -184,7 +188,7 @@ def run_fleet_of(fleet: Fleet, on_progress: OnProgress | None = None) -> Simulat
             routing,
             topology=fleet.topology,
             costs=costs,
-            failures=failures_of(fleet.conf, _lease_s(fleet)),
+            failures=_failures(fleet),
             elastic=elastic_of(
                 deployment,
                 {pool.name: (pool.role, pool.job.conf.deployment.replicas) for pool in fleet.pools},
@@ -322,7 +326,7 @@ def _assumptions(fleet: Fleet, pools: Sequence[PoolResult]) -> list[tuple[str, s
     deployment = fleet.conf.deployment
     rows.append(("router", deployment.router, "deployment.router"))
     rows += elastic_rows(deployment)
-    return rows + (hand_over_rows(fleet.conf, _scheduler(fleet.pools), _lease_s(fleet)) if fleet.disaggregated else [])
+    return rows + (hand_over_rows(fleet.conf, _scheduler(fleet.pools), _failures(fleet)) if fleet.disaggregated else [])
 
 
 def _not_modelled(fleet: Fleet, results: Sequence[SimulationResult]) -> list[str]:

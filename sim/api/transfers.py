@@ -1,12 +1,14 @@
 """What a configuration says of the way from prefill to decode instances: costs, what fails, and the words for it."""
 
 from conf.schema import SimulateConf
+from sim.event.elastic import is_elastic
 from sim.event.handover import Failures, HandOverCosts
 from sim.hardware.kv_transfer import connector_of, transfer_facts
 from sim.scheduler.find import roles_of
 
 
 NEVER_FAILS = ("transfers that fail, and leases that run out (deployment.transfer.failure_rate, lease_s)",)
+NOTICED = ("the time until a failed instance is noticed: others know of it at once",)
 LEAVES_WHOLE = ("transfer of layers while others are still computed (deployment.transfer.layerwise)",)
 
 
@@ -23,10 +25,10 @@ def costs_of(conf: SimulateConf, scheduler: str, layers: int) -> tuple[HandOverC
     return costs, value["efficiency"]
 
 
-def failures_of(conf: SimulateConf, lease_s: float) -> Failures | None:
-    """What becomes of loads that fail, if any do. `lease_s`: the engine's."""
+def failures_of(conf: SimulateConf, lease_s: float, gone: bool) -> Failures | None:
+    """What becomes of loads that fail, if any do. `lease_s`: the engine's. `gone`: prefill instances may fail."""
     given = conf.deployment.transfer
-    if not given.failure_rate and given.lease_s is None:
+    if not given.failure_rate and given.lease_s is None and not gone:
         return None
     return Failures(
         given.failure_rate,
@@ -37,7 +39,7 @@ def failures_of(conf: SimulateConf, lease_s: float) -> Failures | None:
     )
 
 
-def hand_over_rows(conf: SimulateConf, scheduler: str, lease_s: float) -> list[tuple[str, str, str]]:
+def hand_over_rows(conf: SimulateConf, scheduler: str, failures: Failures | None) -> list[tuple[str, str, str]]:
     """Assumptions: who decodes, what a hand-over costs, what overlaps and what fails."""
     deployment, rows = conf.deployment, []
     connector = connector_of(deployment.transfer.connector, scheduler)
@@ -61,12 +63,16 @@ def hand_over_rows(conf: SimulateConf, scheduler: str, lease_s: float) -> list[t
     transfer, where = deployment.transfer, "deployment.transfer"
     if transfer.layerwise:
         rows.append(("KV of a layer", "leaves while later layers and chunks are computed", f"{where}.layerwise"))
-    failures = failures_of(conf, lease_s)
     if failures is None:
         return rows
+    gone = ", and those of a prefill instance that fails" if is_elastic(deployment) else ""
     then = "the decode instance computes the prompt" if failures.recomputes else "the request ends with an error"
     rows.append(
-        ("transfers that fail", f"{100 * failures.rate:g} %; {then}", f"{where}.failure_rate, load_failure_policy")
+        (
+            "transfers that fail",
+            f"{100 * failures.rate:g} %{gone}; {then}",
+            f"{where}.failure_rate, load_failure_policy",
+        )
     )
     since = "after its prefill" if failures.expires else "after the failure of its transfer"
     source = (
@@ -81,8 +87,7 @@ def not_modelled(conf: SimulateConf, scheduler: str) -> list[str]:
     roles, transfer = roles_of(scheduler), conf.deployment.transfer
     return [
         *(roles.not_modelled if roles is not None else ()),
-        "requests that are aborted on their way from prefill to decode",
-        "prefill and decode instances that come and go, and transfers of those that fail",
+        *(NOTICED if is_elastic(conf.deployment) else ()),
         *(() if transfer.failure_rate or transfer.lease_s else NEVER_FAILS),
         *(() if transfer.layerwise else LEAVES_WHOLE),
     ]

@@ -34,9 +34,13 @@ def unused(deployment: DeploymentConf, key: str) -> str:
     if part in HANDED_OVER and not any(pool.role == "prefill" for pool in pools.values()):
         return "it wants a pool of role prefill in deployment.pools; leave it out"
     transfer = deployment.transfer
-    if name == "transfer.load_failure_policy" and not (transfer.failure_rate or transfer.lease_s):
-        return "it wants deployment.transfer.failure_rate or deployment.transfer.lease_s; leave it out"
     elastic = deployment.elastic
+    fails = transfer.failure_rate or transfer.lease_s or elastic.events or elastic.mtbf_s
+    if name == "transfer.load_failure_policy" and not fails:
+        return (
+            "it wants deployment.transfer.failure_rate or lease_s, or deployment.elastic with a prefill instance that "
+            "fails; leave it out"
+        )
     if part == "elastic" and below in ("on_failure", "load_s") and not (elastic.events or elastic.mtbf_s):
         return "it wants deployment.elastic.events or deployment.elastic.mtbf_s; leave it out"
     if part == "elastic" and below == "repair_s" and not elastic.mtbf_s:

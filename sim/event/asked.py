@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sim.deployment.conf import DeploymentConf, TransferConf
 from sim.deployment.engine import EngineSettings
 from sim.deployment.pools import PoolSpec
-from sim.event.elastic import elastic_of
+from sim.event.elastic import elastic_of, may_fail
 from sim.event.routing.find import make_router, sheds
 from sim.memory.terms import MemoryBudget
 from sim.scheduler.find import check_scheduler, roles_of, with_roles
@@ -36,12 +36,23 @@ def check_asked(deployment: DeploymentConf, specs: Sequence[PoolSpec], seed: int
     _check_roles(specs)
     if deployment.transfer.layerwise:
         _check_layerwise(deployment, specs)
+    _check_policy(deployment, specs)
     elastic_of(deployment, {spec.name: (spec.role, spec.deployment.replicas) for spec in specs}, seed)
     for spec in specs:
         try:
             check_scheduler(spec.engine)
         except ValueError as error:
             raise ValueError(spec.refusal(error)) from error
+
+
+def _check_policy(deployment: DeploymentConf, specs: Sequence[PoolSpec]) -> None:
+    transfer, prefilling = deployment.transfer, [spec.name for spec in specs if spec.role == "prefill"]
+    fails = transfer.failure_rate or transfer.lease_s or may_fail(deployment, prefilling)
+    if transfer.load_failure_policy == "recompute" and prefilling and not fails:
+        raise ValueError(
+            "deployment.transfer.load_failure_policy does nothing here: no load fails; set deployment.transfer."
+            "failure_rate or lease_s, let a prefill instance fail in deployment.elastic, or leave it out."
+        )
 
 
 def _check_roles(specs: Sequence[PoolSpec]) -> None:
@@ -70,6 +81,8 @@ def _check_layerwise(deployment: DeploymentConf, specs: Sequence[PoolSpec]) -> N
 def _check_failures(transfer: TransferConf, sides: Sequence[KVSide]) -> None:
     """Raise `ValueError` for loads that fail where the engine does not know what to do then."""
     key = next((key for key in ("failure_rate", "lease_s") if getattr(transfer, key)), None)
+    if key is None and transfer.load_failure_policy == "recompute":
+        key = "load_failure_policy"  # of prefill instances that fail
     if key is None:
         return
     if transfer.layerwise and transfer.lease_s:

@@ -1,6 +1,6 @@
 """From `deployment.elastic` to the changes of a run: whose, when, and one sentence for each that cannot be."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -22,11 +22,20 @@ def is_elastic(deployment: DeploymentConf) -> bool:
     return bool(deployment.elastic.events) or deployment.elastic.mtbf_s > 0
 
 
+def may_fail(deployment: DeploymentConf, names: Collection[str]) -> bool:
+    """Whether a replica of one of these pools fails, or may be drawn to."""
+    conf = deployment.elastic
+    return conf.mtbf_s > 0 or any(
+        isinstance(entry, Mapping) and entry.get("action") == FAIL and entry.get("pool") in names
+        for entry in conf.events
+    )
+
+
 def elastic_of(deployment: DeploymentConf, pools: Mapping[str, tuple[str, int]], seed: int) -> Elastic | None:
     """The changes in order, None without any. `pools`: role and number of replicas by name, in order.
 
-    **Raises:** `ValueError` for an entry that is none, a replica that does not exist, times out of range, settings
-    without effect, and pools that hand requests over.
+    **Raises:** `ValueError` for an entry that is none, a replica that does not exist, times out of range, and settings
+    without effect.
     """
     conf = deployment.elastic
     _check(conf)
@@ -35,9 +44,6 @@ def elastic_of(deployment: DeploymentConf, pools: Mapping[str, tuple[str, int]],
     check_used(deployment, [f"{WHERE}.{key}" for key in changed])
     if not is_elastic(deployment):
         return None
-    for name, (role, _) in pools.items():
-        if role != "both":
-            raise ValueError(f"{WHERE}: replicas come and go in pools of role both only, got {name} of role {role}.")
     changes = [_change(number, entry, pools) for number, entry in enumerate(conf.events)]
     ordered = tuple(sorted(changes, key=lambda change: change.at_ns))
     return Elastic(ordered, conf.on_failure == "retry", conf.load_s, conf.mtbf_s, conf.repair_s, seed)

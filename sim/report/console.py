@@ -8,7 +8,7 @@ from typing import Any
 from sim.report.bottleneck import Verdict
 from sim.report.cut import cut_note
 from sim.report.experts import expert_fields
-from sim.report.fleet import WORDS, link_rows, pool_shares, ttft_parts
+from sim.report.fleet import WORDS, cut_transfers, link_rows, pool_shares, ttft_parts
 from sim.report.metrics import Metrics
 from sim.report.priority import by_priority
 from sim.report.result import SimulationResult
@@ -57,6 +57,8 @@ def benchmark_block(result: SimulationResult, metrics: Metrics, percentiles: Seq
         lines.append(line("- of these:", ", ".join(f"{count:,} {name}" for name, count in failed.items())))
     if result.retries:
         lines.append(line("Requests sent again (replica failed):", len(result.retries)))
+    if cut := cut_transfers(result):
+        lines.append(line("KV transfers broken off:", cut))
     if result.workload.concurrency is not None:
         lines.append(line("Maximum request concurrency:", result.workload.concurrency))
     configured = result.config.get("workload") or {}

@@ -15,6 +15,7 @@ from sim.report.attention_ffn import attention_ffn_fields
 from sim.report.bottleneck import Verdict, verdict
 from sim.report.experts import expert_fields
 from sim.report.metrics import Metrics, measure
+from sim.report.moment import CUT
 from sim.report.percentile import Distribution, distribution
 from sim.report.result import FINISHED, PoolResult, SimulationResult
 from sim.units import NS_PER_S
@@ -133,10 +134,16 @@ def link_rows(result: SimulationResult) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["busy_share"], row["link"]))
 
 
+def cut_transfers(result: SimulationResult) -> int:
+    """How many transfers were broken off: an instance failed, or nobody waited any more."""
+    return sum(moment.what == CUT for moment in result.moments)
+
+
 def fleet_fields(result: SimulationResult) -> dict[str, Any]:
     """What a summary has of a fleet: `pools`, `ttft_parts_ms` and `links`; null without pools."""
     if not result.pools:
-        return {"pools": None, "ttft_parts_ms": None, "links": None, "failed_transfers": None}
+        none = ("pools", "ttft_parts_ms", "links", "failed_transfers", "cut_transfers")
+        return dict.fromkeys(none)
     parts = ttft_parts(result)
     return {
         "pools": [_pool_fields(share) for share in pool_shares(result)],
@@ -147,6 +154,7 @@ def fleet_fields(result: SimulationResult) -> dict[str, Any]:
         or None,
         "links": link_rows(result) or None,
         "failed_transfers": None if result.transfers is None else int((result.transfers.failed > 0).sum()),
+        "cut_transfers": None if result.transfers is None else cut_transfers(result),
     }
 
 

@@ -215,6 +215,8 @@ def drawn_sides(draw, engine):
             for role, count in zip(("prefill", "decode"), counts, strict=True)
         ]
     version = engine.removesuffix(" layerwise")
+    if version == "0.10.2":
+        limits = {"blocks": 150}  # of a pool that is too small for all it preempts prompts for ever, as the engine does
     made = []
     for role, count in zip(("prefill", "decode"), counts, strict=True):
         one = pool(role, 4e-3, replicas=count, block_bytes=size, async_scheduling=False, **limits)
@@ -225,7 +227,7 @@ def drawn_sides(draw, engine):
 
 
 @pytest.mark.parametrize("engine", ["0.10.2", "0.19.0", "0.33.0", "0.33.0 layerwise", "sglang", "trtllm"])
-@run_settings(deadline=None, max_examples=60)
+@run_settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_nothing_is_lost_whatever_fails_and_whoever_leaves(engine, data):
     draw = data.draw

@@ -257,9 +257,24 @@ def test_elastic_mistakes(headway, tmp_path, override, words):
     assert words in found.json()["message"]
 
 
-def test_pools_that_hand_over_stay(headway, tmp_path):
-    found = simulate(headway, tmp_path, *PD, "deployment.elastic.mtbf_s=100")
-    assert "replicas come and go in pools of role both only, got prefill" in found.json()["message"]
+def test_prefill_and_decode_instances_come_and_go(headway, tmp_path):
+    """Both fail and start again, and everybody is served; what is lost instead, or given up, is counted apart."""
+    events = (
+        "deployment.elastic.events=[{at_s: 0.6, action: fail, pool: decode}, {at_s: 0.65, action: start, pool: decode}, "
+        "{at_s: 0.805, action: fail, pool: prefill}, {at_s: 0.82, action: start, pool: prefill}]"
+    )
+    words = (*PD, events, "deployment.elastic.load_s=0.1", "deployment.transfer.load_failure_policy=recompute")
+    found = simulate(headway, tmp_path, *words).json()
+    assert (found["completed"], found["aborted"], found["failed_by_status"]) == (12, 0, {})
+    assert found["retried_requests"] > 0 and found["cut_transfers"] >= 0
+    assert not any("instances that" in sentence for sentence in found["not_modelled"])
+    with gzip.open(tmp_path / "run" / "trace.json.gz") as packed:
+        moments = [event["name"] for event in json.load(packed)["traceEvents"] if event["ph"] == "i"]
+    assert moments.count("fail") == moments.count("in service") == 2
+    lost = headway("simulate", *words, "deployment.elastic.on_failure=lose", "--json").json()
+    assert lost["completed"] + sum(lost["failed_by_status"].values()) == 12 > lost["completed"]
+    left = headway("simulate", *PD, "workload.abort_after_s=0.12", "--json").json()
+    assert left["completed"] + left["aborted"] == 12 > left["completed"] and left["failed"] == 0
 
 
 @pytest.mark.parametrize("engine", ["sglang-0.5.23", "trtllm-1.0"])
@@ -419,6 +434,9 @@ def test_layers_that_cannot_leave_alone(headway, words, said):
     assert said in found.err
 
 
+DRAINS = "deployment.elastic.events=[{at_s: 0.3, action: drain, pool: prefill}]"
+
+
 def test_transfers_that_fail_are_counted(headway, tmp_path):
     words = (*PD, "deployment.transfer.failure_rate=0.5")
     found = simulate(headway, tmp_path, *words).json()
@@ -437,6 +455,20 @@ def test_transfers_that_fail_are_counted(headway, tmp_path):
         (("deployment.transfer.lease_s=3", "engine=vllm-0.10.2"), "deployment.transfer.lease_s: vllm 0.10.2"),
         (("deployment.transfer.failure_rate=2",), "failure_rate must be between 0 and 1, got 2"),
         (("deployment.transfer.load_failure_policy=recompute",), "load_failure_policy does nothing here"),
+        (
+            ("deployment.transfer.load_failure_policy=recompute", DRAINS),
+            "no load fails; set deployment.transfer.failure_rate",
+        ),
+        (
+            (
+                "deployment.transfer.load_failure_policy=recompute",
+                DRAINS.replace("drain", "fail"),
+                "engine=sglang-0.5.23",
+            ),
+            "deployment.transfer.load_failure_policy: sglang",
+        ),
+        (("workload.abort_after_s=0",), "workload.abort_after_s wants a number > 0, got 0"),
+        ((DRAINS.replace("prefill", "middle"),), "events[0].pool must be one of prefill, decode, got 'middle'"),
         (
             (
                 "deployment.transfer.lease_s=3",

@@ -17,7 +17,7 @@ from sim.event.handover.passage import Passage, Times
 from sim.event.handover.ports import DecodePort, KVPort as KVPort, PrefillPort
 from sim.event.network import Network
 from sim.event.replica import Replica
-from sim.report.moment import Moment
+from sim.report.moment import CUT, Moment
 from sim.report.result import LinkTable, TransferTable
 from sim.scheduler.base import Request
 from sim.units import to_ns
@@ -182,7 +182,7 @@ class HandOver(abc.ABC):
             passage.sent_bytes += self._network.stop(flow)
         if flow is None and not passage.sent_bytes:
             return
-        self.cuts.append(Moment(now_ns, "KV transfer cut", passage.target, passage.i))
+        self.cuts.append(Moment(now_ns, CUT, passage.target, passage.i))
         pair = passage.source, passage.target
         self.carried[pair] = self.carried.get(pair, 0.0) + passage.sent_bytes
         passage.sent_bytes = 0.0
