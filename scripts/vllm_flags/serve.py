@@ -200,11 +200,15 @@ def eplb_rule(given: Given, out: Translation) -> None:
 
 
 def sglang_parallel_rule(given: Given, out: Translation) -> None:
-    """Data-parallel attention divides a tensor-parallel group into ranks; without it, ranks are replicas."""
+    """Data-parallel attention divides a tensor-parallel group into ranks; without it, ranks are replicas.
+
+    So does prefill context parallelism, into ranks that divide the tokens of a prefill.
+    """
     flags = given.flags
     if "tp-size" in flags:
         at_least_one(given, "tp-size")
     ranks, width = at_least_one(given, "dp-size"), flags.get("tp-size", 1)
+    width = _prefill_ranks(given, width, out)
     if flags.get("enable-dp-attention") and ranks > 1:
         if width % ranks:
             raise ValueError(
@@ -219,6 +223,20 @@ def sglang_parallel_rule(given: Given, out: Translation) -> None:
         out.set("deployment.replicas", ranks)
         if ranks != 1:
             out.notes.append(f"data parallelism becomes {ranks} replicas behind a router, each with all weights")
+
+
+def _prefill_ranks(given: Given, width: int, out: Translation) -> int:
+    """Devices that share attention heads, of `width` that share the tokens of prefills with others."""
+    size = at_least_one(given, "attn-cp-size")
+    if size == 1:
+        return width
+    if not given.flags.get("enable-prefill-cp"):
+        out.ignored.append(("--attn-cp-size", "only --enable-prefill-cp divides the tokens of prefills"))
+        return width
+    if width % size:
+        raise ValueError(f"{SGLANG}: --attn-cp-size {size} must divide --tp-size {width}.")
+    out.set("deployment.prefill_context_parallel", size)
+    return width // size
 
 
 def at_least_one(given: Given, name: str) -> int:

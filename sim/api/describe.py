@@ -43,7 +43,7 @@ def describe_plan(conf: SimulateConf) -> Described:
                 spec.name,
                 plan.device,
                 spec.deployment.replicas * spec.deployment.data_parallel,
-                spec.deployment.tensor_parallel * spec.deployment.pipeline_parallel,
+                spec.deployment.rank_devices,
             )
             for spec, (plan, _) in zip(specs, compiled, strict=True)
         ],

@@ -43,7 +43,7 @@ class PoolJob:
     def devices_per_rank(self) -> int:
         """Devices behind one scheduler."""
         deployment = self.job.conf.deployment
-        return deployment.tensor_parallel * deployment.pipeline_parallel
+        return deployment.rank_devices
 
     @property
     def block_bytes(self) -> tuple[float, ...]:

@@ -202,6 +202,11 @@ def _check_experts(conf: SimulateConf, plan: Plan) -> None:
             f"experts.law={law} is not simulated on FFN devices, whose experts are alike: leave it out, or leave out "
             "deployment.ffn."
         )
+    if law != EVEN and plan.deployment.prefill_context_parallel > 1:
+        raise ValueError(
+            f"experts.law={law} is not simulated where ranks divide the tokens of a prefill: leave it out, or set "
+            "deployment.prefill_context_parallel=1."
+        )
     if law != EVEN and not plan.model.is_moe:
         raise ValueError(f"experts.law={law} is set, but {plan.model.name} has no experts; leave it out.")
     if law == EVEN and conf.deployment.expert_placement != "linear":

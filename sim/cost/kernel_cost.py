@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from sim.cost.attention import attention_terms, used_terms
 from sim.cost.beside import BesideTerms, beside_experts, beside_terms
 from sim.cost.collective import CollectiveTerms, collective_price, collective_terms
+from sim.cost.context import ContextPrices, context_prices, moved_price
 from sim.cost.decode import DecodeTerms
 from sim.cost.head import SamplerConstants, SamplerTerms
 from sim.cost.kernel import ExpertKernel, LengthKernel, TokenKernel
@@ -44,6 +45,7 @@ class StepTerms(NamedTuple):
     launch: LaunchTerms
     kinds: AttentionSlots
     states: RecurrentSlots
+    context: ContextPrices | None
     device: DeviceArrays
 
 
@@ -72,7 +74,7 @@ class KernelCost(CostModel):
             gemm=self.gemm.terms(plan.gemm, device),
             beside=beside_terms(plan.gemm, device),
             emitting=slots_first(plan.gemm.emitting),
-            attention=attention_terms(jnp, plan.attention, device, self.decode, self.prefill),
+            attention=attention_terms(jnp, plan.attention, device, self.decode, self.prefill, plan.context),
             recurrent=self.recurrent.terms(jnp, states, device),
             moe=self.moe.terms(plan.moe, device),
             elementwise=self.elementwise.terms(plan.elementwise, device),
@@ -82,6 +84,7 @@ class KernelCost(CostModel):
             launch=launch_terms(device),
             kinds=slots_first(plan.attention),
             states=states,
+            context=context_prices(plan.context),
             device=device,
         )
 
@@ -93,7 +96,8 @@ class KernelCost(CostModel):
         products = self.gemm.price(terms.gemm, logits * emitting + (1.0 - logits) * tokens)
         products = beside_experts(terms.beside, products, tokens)
         body, head = products.times(1.0 - logits).total(), products.times(logits).total()
-        moe = self.moe.price(terms.moe, tokens).total()
+        ranks = 1.0 if terms.context is None else terms.context.terms.query_ranks
+        moe = self.moe.price(terms.moe, tokens * ranks).total()
         elementwise = self.elementwise.price(terms.elementwise, tokens).total()
 
         gathers = terms.collective.emitting
@@ -126,7 +130,8 @@ class KernelCost(CostModel):
     def attention(self, terms: StepTerms, stats: BatchStats) -> Priced:
         """Attention and state layers of all kinds; see `CostModel`."""
         batch = [getattr(stats, name) for name in LENGTHS]
-        kinds_s: Any = lengths_s(jnp, LengthTerms(attention=(terms.attention,)), *batch)
+        split = None if terms.context is None else terms.context.terms
+        kinds_s: Any = lengths_s(jnp, LengthTerms(attention=(terms.attention,), context=split), *batch)
         states_s: Any = lengths_s(jnp, LengthTerms(recurrent=(terms.recurrent,)), *batch)
         prefills = stats.prefill_tokens > 0.0
         decode = self.decode.doubt(terms.kinds, terms.device, stats)
@@ -135,7 +140,11 @@ class KernelCost(CostModel):
         kinds = Priced(kinds_s, kinds_s * error, kinds_s * outside).total()
         error, outside = self.recurrent.doubt(terms.states, terms.device, stats)
         states = Priced(states_s, states_s * error, states_s * outside).total()
-        return Priced(*(one + other for one, other in zip(kinds, states, strict=True)))
+        parts = [kinds, states]
+        if terms.context is not None:
+            prior = stats.prefill_kv_tokens - stats.prefill_tokens
+            parts.append(moved_price(terms.context, stats.prefill_tokens, stats.decodes, prior).total())
+        return Priced(*(sum(part[1:], part[0]) for part in zip(*parts, strict=True)))
 
     def experts(
         self,
@@ -149,4 +158,4 @@ class KernelCost(CostModel):
 
     def lengths(self, terms: StepTerms) -> LengthTerms:
         """Constants of the lengths' closed form, Python floats; see `CostModel`."""
-        return used_terms(terms.attention, terms.recurrent)
+        return used_terms(terms.attention, terms.recurrent, terms.context)

@@ -8,6 +8,7 @@ form of their own (`sim.cost.recurrent`).
 
 from typing import Any, NamedTuple
 
+from sim.cost.context import ContextTerms, moved_s, pieces
 from sim.cost.decode import DecodeTerms, decode_float_s, decode_s, windowed_rows
 from sim.cost.number import FLOATS, Number
 from sim.cost.prefill import PrefillTerms, prefill_s, windowed_chunk
@@ -28,10 +29,14 @@ class AttentionTerms(NamedTuple):
 
 
 class LengthTerms(NamedTuple):
-    """Constants of the closed form: one entry per used kind. Leaves are floats, or arrays that broadcast."""
+    """Constants of the closed form: one entry per used kind. Leaves are floats, or arrays that broadcast.
+
+    `context`: how context-parallel ranks divide attention; None where there are none.
+    """
 
     attention: tuple[AttentionTerms, ...] = ()
     recurrent: tuple[RecurrentTerms, ...] = ()
+    context: ContextTerms | None = None
 
 
 def lengths_s(
@@ -47,7 +52,7 @@ def lengths_s(
     decode_max: Number,
     decode_sumsq: Number,
 ) -> Number:
-    """Seconds of all attention and state layers for one batch; 0 when nothing attends.
+    """Seconds of all attention and state layers for one batch, and of what ranks send for it; 0 when nothing attends.
 
     **Arguments:**
 
@@ -65,6 +70,7 @@ def lengths_s(
     tokens = maximum(prefill_tokens, 1.0)
     chunks = maximum(prefill_chunks, 1.0)
     prior = prefill_kv_tokens - prefill_tokens
+    split = terms.context
     for layers, decode, prefill, window, chunked in terms.attention:
         mean, variance, longest = batch_mean, batch_variance, decode_max
         seen, context, deepest = prefill_area / tokens, prefill_kv_tokens, prefill_max_tokens
@@ -73,14 +79,35 @@ def lengths_s(
             seen, context, deepest = windowed_chunk(
                 xp, seen, tokens / chunks, chunks, context, deepest, window, chunked
             )
-        alone_s = decode_s(xp, decode, decodes, mean, variance, longest)
+        keys = mean, variance, longest
+        own = tokens, chunks, context, prior
+        if split is not None:
+            share = split.key_share
+            keys = mean * share, variance * (share * share), longest * share
+            own = pieces(xp, split.query_ranks, *own)
+        rows_own, chunks_own, context_own, prior_own = own
+        alone_s = decode_s(xp, decode, decodes, *keys)
         mixed_s = prefill_s(
-            xp, prefill, tokens, chunks, seen, context, deepest, prior, decodes, mean, variance, longest, alone_s
+            xp,
+            prefill,
+            rows_own,
+            chunks_own,
+            seen,
+            context_own,
+            deepest,
+            prior_own,
+            decodes,
+            mean,
+            variance,
+            longest,
+            alone_s,
         )
         total = total + layers * xp.where(prefill_tokens > 0, mixed_s, alone_s)
 
     for state in terms.recurrent:
         total = total + state.layers * recurrent_s(xp, state, prefill_tokens, prefill_chunks, decodes)
+    for moved in split.moved if split is not None else ():
+        total = total + moved_s(xp, moved, prefill_tokens, decodes, prior)
     return total
 
 
@@ -95,12 +122,19 @@ def decodes_s(terms: LengthTerms, decodes: Any, decode_sum: Any, decode_max: Any
         batch_variance = 0.0
     total: Any = 0.0
     attention: Any = terms.attention
+    split: Any = terms.context
     for layers, decode, _, window, chunked in attention:
         mean, variance, longest = batch_mean, batch_variance, decode_max
         if window is not None and chunked is not None:
             mean, variance, longest = windowed_rows(FLOATS, mean, variance, longest, window, chunked)
+        if split is not None:
+            share = split.key_share
+            mean, variance, longest = mean * share, variance * (share * share), longest * share
         total += layers * decode_float_s(decode, rows, mean, variance, longest)
     recurrent: Any = terms.recurrent
     for layers, floor_s, sequence_s, *_ in recurrent:
         total += layers * (floor_s + sequence_s * decodes)
+    if split is not None:
+        for moved in split.moved:
+            total = total + moved_s(FLOATS, moved, 0.0, decodes, 0.0)
     return float(total)

@@ -20,7 +20,8 @@ class BatchStats(eqx.Module):
     - `decodes`: number of decode rows n.
     - `decode_sum`, `decode_max`, `decode_sumsq`: sum, max and sum of squares of l_j.
     - `emitting`: rows that need logits (decodes and last prefill chunks).
-    - `padded_tokens`: tokens the token-wise operators see (graph padding), >= prefill + decodes.
+    - `padded_tokens`: tokens the token-wise operators of one rank see (graph padding), >= prefill + decodes, or, where
+      ranks divide the tokens of a prefill, its share of them + decodes.
     - `graph_mode`: 0 eager, 1 piecewise CUDA graph, 2 full CUDA graph.
     """
 

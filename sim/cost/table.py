@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from sim.cost.context import stacked_context
 from sim.cost.experts.prices import SUMS, RoutingPrices, extra_seconds
 from sim.cost.experts.times import RoutedExperts
 from sim.cost.grid import stacked_grids
@@ -233,7 +234,7 @@ def stack_terms(tables: Sequence[LengthTerms]) -> LengthTerms:
         rows = [list(kinds) + [kind._replace(layers=0.0) for kind in some[len(kinds) :]] for kinds in lists]
         return tuple(_stack([kinds[index] for kinds in rows]) for index in range(width))
 
-    return LengthTerms(stacked("attention"), stacked("recurrent"))
+    return LengthTerms(stacked("attention"), stacked("recurrent"), stacked_context([table.context for table in tables]))
 
 
 def _stack(kinds: list) -> Any:

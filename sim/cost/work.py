@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from sim.cost.context import pieces
 from sim.cost.decode import windowed_rows
 from sim.cost.prefill import windowed_chunk
 from sim.cost.slots import slots_first
 from sim.cost.stats import BatchStats
-from sim.deployment.plan import AttentionSlots, GemmSlots, MoeSlots, PlanArrays, RecurrentSlots
+from sim.deployment.plan import AttentionSlots, ContextArrays, GemmSlots, MoeSlots, PlanArrays, RecurrentSlots
 
 
 OUTPUT_BYTES = 2.0
@@ -47,17 +48,21 @@ class AttentionWork(NamedTuple):
 
 
 class WorkTerms(NamedTuple):
-    """A plan's share of the work of a step."""
+    """A plan's share of the work of a step; `context`: how its ranks divide attention, if they do."""
 
     products: ProductWork
     experts: ExpertWork
     attention: AttentionWork
+    context: ContextArrays | None = None
 
 
 def work_terms(plan: PlanArrays) -> WorkTerms:
     """What of a step's work does not depend on the batch; leaves `[slot, *config]`."""
     return WorkTerms(
-        product_work(plan.gemm), expert_work(plan.moe), attention_work_terms(plan.attention, plan.recurrent)
+        product_work(plan.gemm),
+        expert_work(plan.moe),
+        attention_work_terms(plan.attention, plan.recurrent),
+        plan.context,
     )
 
 
@@ -115,15 +120,18 @@ def step_work(terms: WorkTerms, stats: BatchStats) -> tuple[Float[Array, "*confi
     tokens = stats.padded_tokens
     rows = products.emitting * stats.emitting + (1.0 - products.emitting) * tokens
     product_bytes = jnp.where(rows > 0.0, products.weight_bytes + rows * products.row_bytes, 0.0)
-    active = active_experts(experts.local_experts, experts.log_missed, tokens)
-    expert_bytes = active * experts.expert_bytes + tokens * experts.token_bytes
-    read, flops = attention_work(terms.attention, stats)
+    together = tokens if terms.context is None else tokens * terms.context.query_ranks
+    active = active_experts(experts.local_experts, experts.log_missed, together)
+    expert_bytes = active * experts.expert_bytes + together * experts.token_bytes
+    read, flops = attention_work(terms.attention, stats, terms.context)
     moved = jnp.sum(product_bytes, axis=0) + jnp.sum(expert_bytes, axis=0) + read
-    flops = flops + jnp.sum(rows * products.row_flops, axis=0) + jnp.sum(tokens * experts.token_flops, axis=0)
+    flops = flops + jnp.sum(rows * products.row_flops, axis=0) + jnp.sum(together * experts.token_flops, axis=0)
     return moved, flops
 
 
-def attention_work(terms: AttentionWork, stats: BatchStats) -> tuple[Float[Array, "*config"], Float[Array, "*config"]]:
+def attention_work(
+    terms: AttentionWork, stats: BatchStats, split: ContextArrays | None = None
+) -> tuple[Float[Array, "*config"], Float[Array, "*config"]]:
     """Cache and state bytes read, and FLOPs, of one step over all layers."""
     rows = jnp.maximum(stats.decodes, 1.0)
     mean = stats.decode_sum / rows
@@ -141,8 +149,12 @@ def attention_work(terms: AttentionWork, stats: BatchStats) -> tuple[Float[Array
         terms.window,
         terms.chunked,
     )
-    keys = reach * stats.decodes
-    read = jnp.sum(terms.kv_bytes * (keys + context), axis=0)
-    flops = jnp.sum(terms.key_flops * keys + terms.pair_flops * (seen * stats.prefill_tokens), axis=0)
+    keys, pairs = reach * stats.decodes, seen * stats.prefill_tokens
+    streamed = keys
+    if split is not None:
+        streamed, pairs = keys / split.key_ranks, pairs / split.query_ranks
+        _, _, context, _ = pieces(jnp, split.query_ranks, stats.prefill_tokens, chunks, context, 0.0)
+    read = jnp.sum(terms.kv_bytes * (streamed + context), axis=0)
+    flops = jnp.sum(terms.key_flops * keys + terms.pair_flops * pairs, axis=0)
     read = read + terms.state_bytes * (stats.decodes + stats.prefill_chunks)
     return read, flops + terms.state_flops * (stats.decodes + stats.prefill_tokens)

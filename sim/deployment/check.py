@@ -23,6 +23,10 @@ MAX_BYTES = 1e15
 MAX_HOST_S = 10.0
 BALANCES = ("queues", "least_outstanding", "round_robin")
 """Who gets a request among the data-parallel ranks of a replica (`sim.event.balance`)."""
+CONTEXT_KINDS = ("mla", "sparse_mla", "gqa")
+COMBINES = ("gather_scatter", "all_to_all")
+DIVIDED = ("", "all", "any")
+"""Values of `sim.deployment.rules.ContextRules`."""
 ASIDE = ("none", "all", "loads")
 ENDS = ("", "computed", "known")
 """Values of `sim.deployment.rules.ConnectorRules`."""
@@ -36,6 +40,8 @@ def check_deployment(deployment: DeploymentConf, device: DeviceConf) -> None:
         ("tensor_parallel", MAX_RANKS),
         ("pipeline_parallel", MAX_RANKS),
         ("data_parallel", MAX_RANKS),
+        ("prefill_context_parallel", MAX_RANKS),
+        ("decode_context_parallel", MAX_RANKS),
     ):
         value = getattr(deployment, key)
         if value < 1:
@@ -176,6 +182,12 @@ def check_profile(profile: EngineProfile, shipped: EngineProfile) -> None:
     _one_of(
         "profile.connector.leaves_windows", transfers.leaves_windows, ENDS, "engine.profile.connector.leaves_windows"
     )
+    for phase in ("prefill", "decode"):
+        for kind in getattr(profile.context, phase):
+            key = f"profile.context.{phase}"
+            _one_of(key, kind, CONTEXT_KINDS, f"engine.{key}")
+    _one_of("profile.context.combine", profile.context.combine, COMBINES, "engine.profile.context.combine")
+    _one_of("profile.context.transfers", profile.context.transfers, DIVIDED, "engine.profile.context.transfers")
     _one_of("profile.parallel.balance", rules.balance, BALANCES, "engine.profile.parallel.balance")
     for key, limit in (("low_latency_tokens", float(MAX_TOKENS)), ("deepep_buffer_bytes", MAX_BYTES)):
         if not 0 < getattr(rules, key) <= limit:

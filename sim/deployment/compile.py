@@ -10,6 +10,7 @@ from sim.deployment.all_to_all import AUTO, DIRECT, exchange_of, modes_of
 from sim.deployment.attention_ffn import check_ffn, compile_ffn, ffn_assumptions, side_of_ranks
 from sim.deployment.check import check_deployment
 from sim.deployment.conf import DeploymentConf
+from sim.deployment.context import context_assumptions
 from sim.deployment.direct import direct_exchanges, exchange_rule
 from sim.deployment.domains import Domains, domains_of
 from sim.deployment.engine import EngineConf, EngineSettings
@@ -48,14 +49,14 @@ def compile_plan(
     kv_bytes, name = settings.kv_bytes_per_element, settings.name
     exchange = exchange_of(deployment_conf, rules)
     runner = replace(device, kernel_launch_s=device.kernel_launch_s * settings.profile.eager_launches)
-    of_experts = settings.profile.expert_launches
+    of_experts, context = settings.profile.expert_launches, settings.profile.context
     lowered = [
-        lower_rank(held, runner, domains, kv_bytes, waits_s, name, stages, stage, rules, exchange, of_experts)
+        lower_rank(held, runner, domains, kv_bytes, waits_s, name, stages, stage, rules, exchange, of_experts, context)
         for stage in range(stages)
     ]
     apart = deployment_conf.ffn.devices > 0
     ffn = compile_ffn(model, device, runner, settings, deployment_conf) if apart else None
-    each = deployment_conf.data_parallel * ranks * stages + deployment_conf.ffn.devices
+    each = deployment_conf.data_parallel * deployment_conf.rank_devices + deployment_conf.ffn.devices
     return Plan(
         model=model,
         device=device,
@@ -186,6 +187,7 @@ def _assumptions(
     if deployment.tensor_parallel > 1:
         found = collective_constants(device, "all_reduce", deployment.tensor_parallel, library(settings.name))
         yield "all-reduce", "estimated" if found.estimated else "measured constants", found.source
+    yield from context_assumptions(device, settings, domains)
     if deployment.pipeline_parallel > 1:
         yield from _stage_assumptions(model, device, settings, deployment)
     if settings.profile.api_pickup_s or settings.profile.api_door_s:
@@ -283,7 +285,11 @@ def _not_modelled(
         yield "state layers' scan at its own rate: a quarter of the matrix ceiling is assumed"
         if settings.prefix_caching:
             yield "reuse of prefixes by a model with recurrent states: every prompt is computed"
-    if deployment.tensor_parallel > 1 or deployment.data_parallel > 1:
+    if deployment.decode_context_parallel > 1:
+        yield "kernels that merge the parts of an output, and one token more or less on a rank that divides a KV cache"
+    if deployment.prefill_context_parallel > 1:
+        yield "rank-local padding of prefill pieces, and keys of other ranks that arrive while attention runs (a ring)"
+    if deployment.tensor_parallel * deployment.prefill_context_parallel > 1 or deployment.data_parallel > 1:
         yield "overlap of collectives with compute"
     apart = deployment.ffn.devices > 0
     if apart:

@@ -27,8 +27,9 @@ class PoolConf:
     """Equal replicas with one job: a pool of a deployment that has several.
 
     - `role`: `both` (prefill and decode), `prefill` or `decode`.
-    - `replicas`, `tensor_parallel`, `pipeline_parallel`, `data_parallel`, `expert_parallel`, `all_to_all`,
-      `redundant_experts`, `expert_placement`, `ffn`: as in `DeploymentConf`.
+    - `replicas`, `tensor_parallel`, `pipeline_parallel`, `data_parallel`, `prefill_context_parallel`,
+      `decode_context_parallel`, `expert_parallel`, `all_to_all`, `redundant_experts`, `expert_placement`, `ffn`: as in
+      `DeploymentConf`.
     - `hardware`, `engine`: the pool's own device and engine, by name (`vllm-0.19.0`) or file; empty: those of the run.
       One that only a folder of `--config-dir` or a file of `conf` has stands here as it was read.
     - `settings`: engine settings that differ, by key (`max_num_seqs: 64`).
@@ -39,6 +40,8 @@ class PoolConf:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     data_parallel: int = 1
+    prefill_context_parallel: int = 1
+    decode_context_parallel: int = 1
     expert_parallel: bool = False
     all_to_all: str = "auto"
     redundant_experts: int = 0
@@ -105,8 +108,11 @@ class ElasticConf:
 class DeploymentConf:
     """Schema of `conf/deployment/*.yaml`: how many ranks, and who gets the next request.
 
-    A replica has `data_parallel` x `tensor_parallel` x `pipeline_parallel` devices. Each of its `data_parallel` ranks
-    has attention, KV cache and queue of its own, `tensor_parallel` devices wide; they share a model's experts.
+    A replica has `data_parallel` x `tensor_parallel` x `prefill_context_parallel` x `pipeline_parallel` devices. Each
+    of its `data_parallel` ranks has attention, KV cache and queue of its own; they share a model's experts.
+    `prefill_context_parallel`: times as many devices, which divide the tokens of every prefill.
+    `decode_context_parallel`: so many of the `tensor_parallel` devices divide the tokens of the KV cache, of which each
+    would have a copy (`sim.deployment.context`).
     `expert_parallel`: whole experts on each device, instead of a slice of every expert. `all_to_all`: how tokens get
     to the experts of other ranks, `auto` being what the engine's version does (`sim.deployment.exchange`).
     `redundant_experts`: further copies of experts in each layer, over all ranks. `expert_placement`: `linear`, or
@@ -124,6 +130,8 @@ class DeploymentConf:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     data_parallel: int = 1
+    prefill_context_parallel: int = 1
+    decode_context_parallel: int = 1
     expert_parallel: bool = False
     all_to_all: str = "auto"
     redundant_experts: int = 0
@@ -137,3 +145,8 @@ class DeploymentConf:
     pairing: str = "after_prefill"
     transfer: TransferConf = field(default_factory=TransferConf)
     elastic: ElasticConf = field(default_factory=ElasticConf)
+
+    @property
+    def rank_devices(self) -> int:
+        """Devices behind one scheduler, FFN devices apart."""
+        return self.tensor_parallel * self.prefill_context_parallel * self.pipeline_parallel

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.deployment.rules import CacheRules, ConnectorRules, LogRules, ParallelRules, SchedulingRules, SglangRules
+from sim.deployment.rules import (
+    CacheRules,
+    ConnectorRules,
+    ContextRules,
+    LogRules,
+    ParallelRules,
+    SchedulingRules,
+    SglangRules,
+)
 
 
 @dataclass
@@ -54,7 +62,7 @@ class EngineProfile:
       `tokens_cover_length`: without chunked prefill it is at least the longest length, not a mistake.
     - `scheduling`, `connector`, `cache`, `log`, `sglang`: what this version's scheduler, its part in KV transfers, its
       block pool, log and, for SGLang, all of its scheduler do differently from others; `parallel`: what its
-      data-parallel ranks do.
+      data-parallel ranks do, `context` which context parallelism it has.
     - `idle_sleep_s`: slept after a turn of the loop that scheduled nothing; `nonempty_batch_returns`: only a
       batch with work lets the loop schedule ahead; `api_pickup_s`: from the client to the engine's queue, after
       `api_door_s`, for which the API server is busy with one request alone.
@@ -104,6 +112,7 @@ class EngineProfile:
     sglang: SglangRules = field(default_factory=SglangRules)
     log: LogRules = field(default_factory=LogRules)
     parallel: ParallelRules = field(default_factory=ParallelRules)
+    context: ContextRules = field(default_factory=ContextRules)
     second_runner: list[str] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
@@ -160,8 +169,9 @@ class EngineSettings:
     `graph_sizes` are the captured token counts, ascending (empty: eager), `prefill_graph_sizes` those of batches with a
     prefill where they have their own. `graph_mode` is NONE, PIECEWISE, FULL, FULL_DECODE_ONLY or FULL_AND_PIECEWISE.
     `batches_in_flight`: how many batches may be scheduled before the first of them returns (1: synchronous).
-    `pipeline_parallel`: stages of the model. `gpu_memory_utilization` is the fraction in the engine's own sense
-    (SGLang: of memory for weights and KV; TensorRT-LLM: of what is free after loading).
+    `pipeline_parallel`: stages of the model. `prefill_context_parallel`: ranks that divide the tokens of a prefill.
+    `block_size`: tokens of a block on all ranks that divide the KV cache. `gpu_memory_utilization` is the fraction in
+    the engine's own sense (SGLang: of memory for weights and KV; TensorRT-LLM: of what is free after loading).
     """
 
     name: str
@@ -183,6 +193,7 @@ class EngineSettings:
     prefill_graph_sizes: tuple[int, ...] = ()
     batches_in_flight: int = 1
     pipeline_parallel: int = 1
+    prefill_context_parallel: int = 1
     kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: float | None = None
     num_gpu_blocks_override: int | None = None

@@ -58,10 +58,11 @@ def inner_slots(
     library: str,
     first: bool,
     last: bool,
+    further: Sequence[dict[str, Any]] = (),
 ) -> CollectiveSlots:
     """Inside a tensor-parallel group: sums of the hidden state, gathers of it and of the logits; none on one rank.
 
-    Rows are the tokens of the group's own batch.
+    Rows are the tokens of the group's own batch. `further` rows of the same.
     """
     ranks = domains.tp_attn
     rows: list[dict[str, Any]] = []
@@ -84,7 +85,7 @@ def inner_slots(
             rows.append(collective(gather, gathers, hidden, 0.0))
         if last:
             rows.append(collective(gather, 1.0, model.padded_vocab * ACTIVATION_BYTES, 1.0))
-    return collective_slots(rows)
+    return collective_slots([*rows, *further])
 
 
 def shared_slots(
@@ -160,11 +161,15 @@ def tokens_back(device: DeviceConf, ranks: int) -> CollectiveSlots:
 
 def collective_slots(rows: list[dict[str, Any]]) -> CollectiveSlots:
     """Rows of `collective`, padded."""
+    found: CollectiveSlots = filled(CollectiveSlots, rows, COLLECTIVE_SLOTS, unused_collective(), "collectives")
+    return found
+
+
+def unused_collective() -> dict[str, Any]:
+    """The values of a slot without collectives."""
     nothing = np.zeros(PROTOCOLS)
     neutral = {"bytes_per_token": 0, "factor": 0, "emitting": 0, "a_s": nothing, "bytes_per_s": nothing}
-    neutral |= measured_points((), ()) | {"rel_error": 0, "estimated": 0, "largest": np.inf}
-    found: CollectiveSlots = filled(CollectiveSlots, rows, COLLECTIVE_SLOTS, neutral, "collectives")
-    return found
+    return neutral | measured_points((), ()) | {"rel_error": 0, "estimated": 0, "largest": np.inf}
 
 
 def collective(constants: CollectiveConstants, count: float, bytes_per_token: float, emitting: float) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.deployment.all_to_all import DIRECT, modes_of
+from sim.deployment.context import context_arrays, expert_rows
 from sim.deployment.direct import direct_slots
 from sim.deployment.domains import Domains
 from sim.deployment.exchange import ACTIVATION_BYTES, inner_slots, library, shared_slots
@@ -41,7 +42,7 @@ from sim.deployment.plan import (
     PlanArrays,
     RecurrentSlots,
 )
-from sim.deployment.rules import ParallelRules
+from sim.deployment.rules import ContextRules, ParallelRules
 from sim.deployment.slots import filled, kernel_facts
 from sim.hardware.spec import DeviceConf
 from sim.model.spec import MLA, Attention, GatedDelta, HeadShape, Layer, Linear, ModelSpec, MoE, Recurrent
@@ -104,6 +105,7 @@ def lower_rank(
     rules: ParallelRules | None = None,
     exchange: str = "allgather_reducescatter",
     expert_launches: float = 0.0,
+    context: ContextRules | None = None,
 ) -> RankArrays:
     """Plan arrays of one rank.
 
@@ -116,6 +118,7 @@ def lower_rank(
     - `pipeline_parallel`, `stage`: number of stages, and the one that this rank is in.
     - `rules`, `exchange`: what data-parallel ranks do, and how tokens get to the experts of others.
     - `expert_launches`: what the host launches for one layer's experts; 0: each of their kernels.
+    - `context`: what context-parallel ranks do.
 
     **Raises:** ValueError where a size does not divide the model, or the device has no rate for a format.
     """
@@ -135,6 +138,7 @@ def lower_rank(
         rules=rules or ParallelRules(),
         exchange=exchange,
         expert_launches=expert_launches,
+        context=context,
     )
 
 
@@ -152,6 +156,7 @@ def lower_layers(
     rules: ParallelRules,
     exchange: str = "allgather_reducescatter",
     expert_launches: float = 0.0,
+    context: ContextRules | None = None,
 ) -> RankArrays:
     """Plan arrays of one rank that holds these layers of `model`; `first`, `last`: with what comes before and after.
 
@@ -159,33 +164,39 @@ def lower_layers(
     """
     layers = Counter(held)
     tensor = domains.tp_attn
-    kernels = _mixer_kernels(model, layers, device, tensor, kv_bytes, first, last)
+    kernels = _mixer_kernels(model, layers, device, domains, kv_bytes, first, last)
     if not domains.gathers_dense:
         kernels.update(_dense_kernels(model, layers, device, domains.shards.dense))
     attention, attention_layers = _attention_slots(layers, device, tensor, kv_bytes)
     recurrent = _recurrent_slots(layers, device, tensor)
+    gathered = expert_rows(model, layers, device, domains, library(engine))
     own = (
         _gemm_slots(_products(model, layers, domains, True, not domains.gathers_dense, first, last), device),
         attention,
         recurrent,
         _moe_slots(model, {} if domains.lockstep else layers, device, domains),
         _elementwise_slots(kernels),
-        inner_slots(model, layers, device, domains, rules, library(engine), first, last),
+        inner_slots(model, layers, device, domains, rules, library(engine), first, last, gathered),
     )
+    split = context_arrays(model, layers, device, domains, kv_bytes, context or ContextRules(), library(engine), last)
     together = _together(model, layers, device, domains, rules, exchange, engine) if domains.lockstep else None
     counts = kernel_facts()["launches"]
     between = counts["attention"] * attention_layers + counts["recurrent"] * float(recurrent.count.sum())
+    between += float(np.sum(split.moved.count))
     of_experts = expert_launches or counts["moe"]
     launched = sum(_launched(slots, of_experts) for slots in (own, together) if slots)
     launched += between + counts["sampler"] * last
     graph_s, kernel_s = device.graph_launch_s, device.kernel_launch_s
     submit_s = [launched * kernel_s, (len(held) + 1) * graph_s + between * kernel_s, graph_s]
-    arrays = PlanArrays(*own, _device_arrays(model, device, submit_s, [kernel_s, graph_s, graph_s], host_s, last))
+    arrays = PlanArrays(
+        *own, split, _device_arrays(model, device, submit_s, [kernel_s, graph_s, graph_s], host_s, last)
+    )
     if together is None:
         return RankArrays(arrays, None)
     nothing = [0.0, 0.0, 0.0]  # the rank's own part has launches, host and sampler
     rest = _device_arrays(model, device, nothing, nothing, -device.host_step_s, False)
-    return RankArrays(arrays, PlanArrays(*together, rest))
+    whole = context_arrays(model, {}, device, Domains(), kv_bytes, ContextRules(), library(engine), False)
+    return RankArrays(arrays, PlanArrays(*together, whole, rest))
 
 
 def _together(
@@ -367,13 +378,17 @@ def _mixer_kernels(
     model: ModelSpec,
     layers: Mapping[Layer, int],
     device: DeviceConf,
-    tensor_parallel: int,
+    domains: Domains,
     kv_bytes: float,
     first: bool,
     last: bool,
 ) -> Counter[Moved]:
-    """Elementwise kernels per step outside feed-forward parts, by what they do and the bytes each moves per token."""
-    hidden = model.hidden * ACTIVATION_BYTES
+    """Elementwise kernels per step outside feed-forward parts, by what they do and the bytes each moves per token.
+
+    Prefill-context-parallel ranks write the keys of all of them, decode-context-parallel ones a share of their own.
+    """
+    tensor_parallel, hidden = domains.tp_attn, model.hidden * ACTIVATION_BYTES
+    written = 2.0 * domains.prefill_context / domains.decode_context
     kernels: Counter[Moved] = Counter()
     if first:
         kernels["embedding", 2.0 * hidden] += 1
@@ -385,7 +400,7 @@ def _mixer_kernels(
             queries = shape.q_heads * shape.qk_dim if not isinstance(layer.mixer, MLA) else 0.0
             keys = shape.kv_heads * shape.qk_dim
             kernels["rotary", 2.0 * (queries + keys) * ACTIVATION_BYTES] += count
-            kernels["cache_write", 2.0 * shape.kv_bytes_per_token] += count
+            kernels["cache_write", written * shape.kv_bytes_per_token] += count
             if isinstance(layer.mixer, Attention) and layer.mixer.qk_norm != "none":
                 kernels["qk_norm", 2.0 * (queries + keys) * ACTIVATION_BYTES] += count
         if isinstance(layer.mixer, Recurrent):

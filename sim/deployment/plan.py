@@ -5,7 +5,7 @@ kernels read: one pytree of fixed padded shapes whatever the model or the parall
 deployments share one compilation and can be stacked along a leading `config` axis. Unused slots have `count` 0.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import equinox as eqx
@@ -42,6 +42,7 @@ ELEMENTWISE_KINDS = (
 `norm` adds the residual; `gate`: gate and norm after a state layer's scan; `add`: outputs of routed and shared experts.
 """
 COLLECTIVE_SLOTS = 4
+CONTEXT_SLOTS = 8
 PROTOCOLS = 3
 UNLIMITED = 1e12
 
@@ -165,6 +166,30 @@ class CollectiveSlots(eqx.Module):
     largest: Float[Array, "*config collective"]
 
 
+class ContextSlots(CollectiveSlots):
+    """Collectives of context-parallel ranks for attention, whose rows follow from the lengths of a batch.
+
+    Rows: `prefills` x prefilled tokens + `decodes` x rows that decode + `prior` x tokens before the chunks.
+    """
+
+    prefills: Float[Array, "*config collective"]
+    decodes: Float[Array, "*config collective"]
+    prior: Float[Array, "*config collective"]
+
+
+class ContextArrays(eqx.Module):
+    """How context-parallel ranks divide attention (`sim.deployment.context`).
+
+    - `query_ranks`: ranks that divide the tokens of a prefill; routed experts run on the tokens of all of them.
+    - `key_ranks`: ranks that take the tokens of the KV cache in turn, each keeping its own.
+    - `moved`: what they send each other.
+    """
+
+    query_ranks: Float[Array, "*config"]
+    key_ranks: Float[Array, "*config"]
+    moved: ContextSlots
+
+
 class DeviceArrays(eqx.Module):
     """Achieved rates and floors of the device, and the step's fixed host terms by graph mode.
 
@@ -193,7 +218,7 @@ class DeviceArrays(eqx.Module):
 
 
 class PlanArrays(eqx.Module):
-    """All that prices a step of one rank."""
+    """All that prices a step of one rank. `context`: None only in `trimmed` plans that have no context parallelism."""
 
     gemm: GemmSlots
     attention: AttentionSlots
@@ -201,6 +226,7 @@ class PlanArrays(eqx.Module):
     moe: MoeSlots
     elementwise: ElementwiseSlots
     collective: CollectiveSlots
+    context: ContextArrays | None
     device: DeviceArrays
 
 
@@ -221,8 +247,13 @@ def trimmed(arrays: PlanArrays, powers_of_two: bool = False) -> PlanArrays:
             used = np.sort(np.concatenate([used, np.flatnonzero(~any_use)[: kept - len(used)]]))
         return jax.tree.map(lambda leaf: np.take(np.asarray(leaf), used, axis=axis), group)
 
-    groups = {name: getattr(arrays, name) for name in PlanArrays.__dataclass_fields__ if name != "device"}
-    return PlanArrays(device=arrays.device, **{name: cut(group) for name, group in groups.items()})
+    context = arrays.context
+    if context is not None:
+        alone = np.all(np.asarray(context.query_ranks) == 1) and np.all(np.asarray(context.key_ranks) == 1)
+        context = None if alone else replace(context, moved=cut(context.moved))
+    names = set(PlanArrays.__dataclass_fields__) - {"context", "device"}
+    groups = {name: cut(getattr(arrays, name)) for name in names}
+    return PlanArrays(context=context, device=arrays.device, **groups)
 
 
 FEWEST, MOST = "fewest", "most"

@@ -177,6 +177,23 @@ class SglangRules:
 
 
 @dataclass
+class ContextRules:
+    """Context parallelism that a version has; kinds of attention are `mla`, `sparse_mla` and `gqa`.
+
+    - `prefill`, `decode`: the kinds whose prefills, and whose KV cache, it divides over ranks.
+    - `combine`: how decoding ranks merge their parts of an output: `gather_scatter`, its log-sum-exp all-gathered and
+      the output reduce-scattered, or `all_to_all`, both in one exchange.
+    - `transfers`: whether KV that is divided can be handed over between instances: not at all (empty), where `all` of
+      the tensor-parallel ranks divide it, or by `any` number of them.
+    """
+
+    prefill: list[str] = field(default_factory=list)
+    decode: list[str] = field(default_factory=list)
+    combine: str = "gather_scatter"
+    transfers: str = ""
+
+
+@dataclass
 class ParallelRules:
     """What data-parallel ranks of one server do.
 

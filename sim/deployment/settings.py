@@ -20,11 +20,20 @@ from sim.deployment.check import (
     check_utilization,
 )
 from sim.deployment.conf import DeploymentConf
+from sim.deployment.context import NEVER, attention_kind, check_context
 from sim.deployment.defaults import default_limits, limit_tier, static_fraction
 from sim.deployment.domains import Domains, check_domains, domains_of
 from sim.deployment.engine import EngineConf, EngineProfile, EngineSettings, LimitTier
 from sim.deployment.graphs import capture_sizes, prefill_sizes
-from sim.deployment.rules import CacheRules, ConnectorRules, LogRules, ParallelRules, SchedulingRules, SglangRules
+from sim.deployment.rules import (
+    CacheRules,
+    ConnectorRules,
+    ContextRules,
+    LogRules,
+    ParallelRules,
+    SchedulingRules,
+    SglangRules,
+)
 from sim.hardware.exchange_form import HIGH_THROUGHPUT
 from sim.hardware.spec import DeviceConf
 from sim.model.attention import MLA
@@ -85,6 +94,7 @@ def _read(stem: str) -> EngineConf:
     profile["cache"] = CacheRules(**profile.get("cache", {}))
     profile["sglang"] = SglangRules(**profile.get("sglang", {}))
     profile["parallel"] = ParallelRules(**profile.get("parallel", {}))
+    profile["context"] = ContextRules(**profile.get("context", {}))
     return EngineConf(**fields, profile=EngineProfile(**profile))
 
 
@@ -124,6 +134,9 @@ def resolve_engine(
     profile = replace(profile, parallel=effective_rules(deployment, profile.parallel))
     domains = domains_of(model, deployment, profile)
     check_domains(model, domains, pipeline)
+    if deployment.prefill_context_parallel > 1 or deployment.decode_context_parallel > 1:
+        since = {phase: _first_with(conf.name, phase, model) for phase in ("prefill", "decode")}
+        check_context(model, device, f"{conf.name} {conf.version}", profile.context, since, deployment)
     exact = version_key(profile.version) == version_key(conf.version)
     label = f"{conf.name} {profile.version}"
     notes = []
@@ -198,6 +211,9 @@ def resolve_engine(
     kv_bytes = _kv_bytes(conf.kv_cache_dtype, model)
     shared_pages = profile.memory_rule == "vllm"
     block_size, origin["block_size"] = _block_size(conf, model, tensor, kv_bytes, shared_pages)
+    if deployment.decode_context_parallel > 1:
+        origin["block_size"] += f", on each of {deployment.decode_context_parallel} decode-context-parallel ranks"
+        block_size *= deployment.decode_context_parallel
     origin["kv_cache_dtype"] = "model" if conf.kv_cache_dtype == "auto" else "user"
     return EngineSettings(
         name=conf.name,
@@ -219,6 +235,7 @@ def resolve_engine(
         origin=origin,
         batches_in_flight=_depth(profile, asynchronous, pipeline),
         pipeline_parallel=pipeline,
+        prefill_context_parallel=deployment.prefill_context_parallel,
         kv_cache_dtype=conf.kv_cache_dtype,
         kv_cache_memory_bytes=conf.kv_cache_memory_bytes,
         num_gpu_blocks_override=conf.num_gpu_blocks_override,
@@ -228,6 +245,15 @@ def resolve_engine(
         scheduler_options=_scheduler_options(conf, domains),
         notes=tuple(notes),
     )
+
+
+def _first_with(name: str, phase: str, model: ModelSpec) -> str:
+    """The first shipped version of an engine with context parallelism of this phase for this model."""
+    kinds = {attention_kind(layer) for layer in model.layers}
+    for stem in engine_names():
+        if stem.partition("-")[0] == name and kinds <= set(getattr(_read(stem).profile.context, phase)):
+            return f"engine={stem}"
+    return NEVER
 
 
 def _scheduler_options(conf: EngineConf, domains: Domains) -> dict[str, Any]:

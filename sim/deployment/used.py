@@ -5,7 +5,14 @@ from collections.abc import Iterable
 from sim.deployment.conf import DeploymentConf
 
 
-SIZES = ("replicas", "tensor_parallel", "pipeline_parallel", "data_parallel")
+SIZES = (
+    "replicas",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "data_parallel",
+    "prefill_context_parallel",
+    "decode_context_parallel",
+)
 SHAPE = (*SIZES, "expert_parallel", "all_to_all", "redundant_experts", "expert_placement", "ffn")
 HANDED_OVER = ("decode_router", "decode_router_options", "pairing", "transfer")
 

@@ -107,6 +107,7 @@ def check_kv(pools: Sequence[KVSide], transfer: TransferConf) -> None:
     if not sides:
         return
     _check_failures(transfer, sides)
+    _check_divided(sides)
     if any(group.kind == "mamba" for side in sides for stage in side.budget.stages for group in stage.layout.groups):
         raise ValueError(
             f"the transfer of recurrent states is not simulated, got {sides[0].budget.model} with deployment.pools of "
@@ -118,9 +119,15 @@ def check_kv(pools: Sequence[KVSide], transfer: TransferConf) -> None:
     ):
         if len(set(values)) > 1:
             said = ", ".join(f"{side.spec.name} {value:g}" for side, value in zip(sides, values, strict=True))
+            alike = f"give deployment.pools.*.settings.{key} one value"
+            if key == "block_size" and len({side.spec.deployment.decode_context_parallel for side in sides}) > 1:
+                alike += (
+                    ", or, as a block is block_size tokens on each of the ranks that divide the KV cache, such that "
+                    "block_size x decode_context_parallel is one value"
+                )
             raise ValueError(
                 f"prefill and decode pools must have equal KV blocks, but engine.{key} makes them differ ({said}): "
-                f"give deployment.pools.*.settings.{key} one value."
+                f"{alike}."
             )
     layouts = [[(g.kind, g.block_size, g.window) for g in side.budget.layout.groups] for side in sides]
     if all(found == layouts[0] for found in layouts):
@@ -135,6 +142,24 @@ def check_kv(pools: Sequence[KVSide], transfer: TransferConf) -> None:
         f"prefill and decode pools must divide the layers of {sides[0].budget.model} into equal groups of KV blocks "
         f"(groups: {counts}), but {_cause(sides)}."
     )
+
+
+def _check_divided(sides: Sequence[KVSide]) -> None:
+    """Raise `ValueError` where ranks divide the tokens of a KV cache that their engine cannot hand over so."""
+    for side in sides:
+        deployment, rules = side.spec.deployment, side.engine.profile.context
+        ranks = deployment.decode_context_parallel
+        where = f"deployment.pools.{side.spec.name}.decode_context_parallel={ranks}"
+        if ranks > 1 and not rules.transfers:
+            raise ValueError(
+                f"{where}: {side.engine.name} {side.engine.version} cannot hand over a KV cache whose tokens are "
+                "divided over ranks; set it to 1, or choose engine=vllm-0.28.0 or later."
+            )
+        if 1 < ranks < deployment.tensor_parallel and rules.transfers == "all":
+            raise ValueError(
+                f"{where}: {side.engine.name} {side.engine.version} hands over a KV cache that all tensor-parallel "
+                f"ranks divide, or none; set it to 1 or {deployment.tensor_parallel}."
+            )
 
 
 def _cause(sides: Sequence[KVSide]) -> str:

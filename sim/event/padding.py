@@ -9,10 +9,12 @@ class Padding:
     """Padded tokens and graph mode (0 eager, 1 piecewise, 2 full) of a batch.
 
     `decodes[rows]` is that of a batch that only decodes, up to `max_num_seqs` rows; `mixed[tokens]` that of others.
+    Ranks that divide the tokens of a prefill each run their share of them, and all rows that decode.
     """
 
     def __init__(self, settings: EngineSettings):
         mode, sizes = settings.graph_mode, settings.graph_sizes
+        self.ranks = settings.prefill_context_parallel
         of_prefill = settings.prefill_graph_sizes
         self.largest = max([0, *sizes, *of_prefill])
         self.mixed = [
@@ -23,10 +25,11 @@ class Padding:
 
     def __call__(self, batch: Batch) -> tuple[int, int]:
         """Padded tokens and graph mode."""
-        return self.of(batch.tokens, batch.tokens == batch.decodes)
+        prefills = batch.tokens - batch.decodes
+        return self.of(batch.decodes - -prefills // self.ranks, not prefills)
 
     def of(self, tokens: int, only_decodes: bool) -> tuple[int, int]:
-        """The same of so many tokens."""
+        """The same of so many tokens on one rank."""
         if only_decodes:
             return self.decodes[tokens]
         return self.mixed[tokens] if tokens <= self.largest else (tokens, EAGER)

@@ -89,9 +89,13 @@ def _shape(engine: EngineSettings, cache: CacheLayout, length: int) -> RequestSh
     return RequestShape(length, engine.max_num_batched_tokens, engine.batches_in_flight, 2 if states_reused else 1)
 
 
-def cache_layout(model: ModelSpec, engine: EngineSettings, tensor_parallel: int, layers: tuple) -> CacheLayout:
-    """KV-cache groups of one rank's layers."""
+def cache_layout(
+    model: ModelSpec, engine: EngineSettings, tensor_parallel: int, layers: tuple, key_ranks: int = 1
+) -> CacheLayout:
+    """KV-cache groups of one rank's layers, where each of `key_ranks` ranks keeps an equal part of a block's tokens."""
     kept = layer_caches(layer.mixer.cache(tensor_parallel, engine.kv_bytes_per_element) for layer in layers)
+    if key_ranks > 1:
+        kept = tuple(replace(layer, bytes_per_token=layer.bytes_per_token / key_ranks) for layer in kept)
     if engine.profile.memory_rule != "vllm":  # states have a pool of their own there, a term of the sum
         kept = tuple(layer for layer in kept if layer.bytes_per_token) or kept
     rule = engine.profile.groups_rule
@@ -115,7 +119,7 @@ def _budget(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deploy
     stages = []
     for index, layers in enumerate(model.stages(pp)):
         terms = _TERMS[rule](model, device, engine, deployment, index)
-        cache = cache_layout(model, engine, tp, layers)
+        cache = cache_layout(model, engine, tp, layers, deployment.decode_context_parallel)
         left = _left(terms) if engine.kv_cache_memory_bytes is None else engine.kv_cache_memory_bytes
         stages.append(StageBudget(index, terms, left, cache, cache.num_blocks(left)))
     worst = min(range(pp), key=lambda index: stages[index].num_blocks)

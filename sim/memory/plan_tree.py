@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from sim.deployment.all_to_all import exchange_of
+from sim.deployment.context import expert_rows
 from sim.deployment.domains import Domains
-from sim.deployment.exchange import exchange_group
+from sim.deployment.exchange import exchange_group, library
 from sim.deployment.plan import CollectiveSlots, FfnPlan, Plan, PlanArrays
 from sim.deployment.topology import Topology
 from sim.hardware.node import Node
@@ -47,6 +48,8 @@ def pool_branch(name: str, role: str, plan: Plan, budget: MemoryBudget, topology
         "replicas": deployment.replicas,
         "tensor_parallel": deployment.tensor_parallel,
         "data_parallel": deployment.data_parallel,
+        "prefill_context_parallel": deployment.prefill_context_parallel,
+        "decode_context_parallel": deployment.decode_context_parallel,
         "pipeline_parallel": deployment.pipeline_parallel,
         "ffn_devices": deployment.ffn.devices,
         "fits": budget.fits,
@@ -95,11 +98,17 @@ def _stage(plan: Plan, budget: MemoryBudget, index: int) -> Branch:
     branch.below.append(
         Branch(
             f"memory: {weights:.2f} GiB weights, {kv_bytes / GIB:.2f} GiB KV cache = {blocks:,} blocks of "
-            f"{budget.block_size} tokens",
+            f"{budget.block_size} tokens{_kept(plan.domains, budget.block_size)}",
             {"weights_bytes": stage.value("weights"), "kv_bytes": kv_bytes, "num_blocks": blocks},
         )
     )
     return branch
+
+
+def _kept(domains: Domains, block_size: int) -> str:
+    """How many of a block's tokens a rank keeps, where it keeps a part."""
+    ranks = domains.decode_context
+    return f", {block_size // ranks} of them on a rank" if ranks > 1 else ""
 
 
 def _each(ranks: int) -> str:
@@ -112,23 +121,26 @@ def _shards(plan: Plan, layers: Sequence[Layer]) -> Iterator[str]:
     kinds: dict[str, int] = {}
     for layer in layers:
         dense = domains.ranks if domains.gathers_dense else domains.tp_attn
-        for text in (_mixer(layer, domains.tp_attn), _feed_forward(layer.ffn, domains, dense)):
+        for text in (_mixer(layer, domains), _feed_forward(layer.ffn, domains, dense)):
             kinds[text] = kinds.get(text, 0) + 1
     kinds.pop("", None)
     for text, count in kinds.items():
         yield f"{text}, in {count} layers"
 
 
-def _mixer(layer: Layer, ranks: int) -> str:
-    mixer = layer.mixer
+def _mixer(layer: Layer, domains: Domains) -> str:
+    mixer, ranks, divided = layer.mixer, domains.tp_attn, domains.decode_context
+    copies = f", each divided over {divided} ranks" if divided > 1 else ""
     if isinstance(mixer, Attention):
         kv = max(mixer.kv_heads // ranks, 1)
-        copies = f", each on {ranks // mixer.kv_heads} ranks" if ranks > mixer.kv_heads else ""
+        if not copies and ranks > mixer.kv_heads:
+            copies = f", each on {ranks // mixer.kv_heads} ranks"
         window = f", window {mixer.window:,}" if mixer.window else f", chunks of {mixer.chunk:,}" if mixer.chunk else ""
         heads = f"{mixer.heads // ranks} of {mixer.heads} heads, {kv} of {mixer.kv_heads} KV heads"
         return f"attention: {heads}{copies}{window}"
     if isinstance(mixer, MLA):
         whole = ", the latent KV whole on every rank" if ranks > 1 else ""
+        whole = f", the latent KV divided over {divided} ranks" if divided > 1 else whole
         return f"latent attention: {mixer.heads // ranks} of {mixer.heads} heads{whole}"
     return f"{type(mixer).__name__} mixer: 1/{ranks} of it" if ranks > 1 else f"{type(mixer).__name__} mixer"
 
@@ -179,20 +191,57 @@ def _communicators(plan: Plan, index: int) -> Iterator[str]:
     arrays = plan.stages[index]
     if domains.tp_attn > 1:
         link = node.link_for(domains.tp_attn).kind
-        yield f"communicator: {domains.tp_attn} tensor-parallel ranks over {link}, {_sends(arrays)}"
+        own = _sends(arrays.collective, _gathered(plan, index))
+        yield f"communicator: {domains.tp_attn} tensor-parallel ranks over {link}, {own}"
+    yield from _context_groups(plan, index)
     if plan.shared is not None:
         group = exchange_group(domains, plan.engine.profile.parallel)
         way = exchange_of(plan.deployment, plan.engine.profile.parallel)
         link = node.link_for(group).kind
-        yield f"communicator: {group} ranks that exchange tokens ({way}) over {link}, {_sends(plan.shared)}"
+        yield f"communicator: {group} ranks that exchange tokens ({way}) over {link}, {_sends(plan.shared.collective)}"
     if plan.hand_over is not None and index + 1 < plan.deployment.pipeline_parallel:
         moved = _per_token(plan.hand_over)
         yield f"communicator: the next stage, {moved:,.0f} bytes a token"
 
 
-def _sends(arrays: PlanArrays) -> str:
-    slots = arrays.collective
-    return f"{float(np.sum(slots.count)):.0f} collectives a step, {_per_token(slots):,.0f} bytes a token"
+def _context_groups(plan: Plan, index: int) -> Iterator[str]:
+    """Groups of context-parallel ranks: what each row of their collectives is, how many there are and their bytes."""
+    domains, node = plan.domains, Node(plan.device)
+    for size, what, word in (
+        (domains.prefill_context, "prefill", "prefilled token"),
+        (domains.decode_context, "decode", "row that decodes"),
+    ):
+        if size > 1:
+            ranks = size * (domains.tp_attn if what == "prefill" else 1)
+            text = f"communicator: {size} {what}-context-parallel ranks over {node.link_for(ranks).kind}"
+            gathered = _gathered(plan, index) if what == "prefill" else (0.0, 0.0)
+            experts = f", {gathered[0]:.0f} for experts, {gathered[1]:,.0f} bytes a token" if gathered[0] else ""
+            yield f"{text}, {_moved(plan.stages[index], f'{what}s', word)}{experts}"
+
+
+def _moved(arrays: PlanArrays, rows: str, word: str) -> str:
+    """The collectives of context parallelism that have a row for each such token."""
+    if arrays.context is None:
+        return ""
+    slots = arrays.context.moved
+    count = np.asarray(slots.count) * np.asarray(getattr(slots, rows))
+    if rows == "prefills":  # with queries that go round, these are of the other group
+        count = count * (np.asarray(slots.decodes) == 0)
+    sent = float((count * np.asarray(slots.bytes_per_token)).sum())
+    return f"{float(count.sum()):.0f} collectives for attention, {sent:,.0f} bytes a {word}"
+
+
+def _gathered(plan: Plan, index: int) -> tuple[float, float]:
+    """Collectives of a stage that bring tokens to the experts of other prefill-context-parallel ranks; their bytes."""
+    layers = Counter(plan.held.stages(plan.deployment.pipeline_parallel)[index])
+    rows = expert_rows(plan.model, layers, plan.device, plan.domains, library(plan.engine.name))
+    return sum(row["count"] for row in rows), sum(row["count"] * row["bytes_per_token"] for row in rows)
+
+
+def _sends(slots: CollectiveSlots, apart: tuple[float, float] = (0.0, 0.0)) -> str:
+    """`apart`: number and bytes of those that are of another group."""
+    count, sent = float(np.sum(slots.count)) - apart[0], _per_token(slots) - apart[1]
+    return f"{count:.0f} collectives a step, {sent:,.0f} bytes a token"
 
 
 def _per_token(slots: CollectiveSlots) -> float:

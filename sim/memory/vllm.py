@@ -39,7 +39,9 @@ def vllm_terms(
             device.sources.get("memory_bytes", "device file"),
             0.01 if device.memory_bytes_estimated else 0.0,
         ),
-        term("weights", weights, weights_formula(domains, pp, stage), "model file, tensor by tensor", 0.002),
+        term(
+            "weights", weights, weights_formula(domains, pp, stage, model.is_moe), "model file, tensor by tensor", 0.002
+        ),
         term(
             "peak_activation",
             peak.total_bytes,
@@ -59,13 +61,13 @@ def vllm_terms(
     )
 
 
-def weights_formula(domains: Domains, pp: int, stage: int) -> str:
-    """Which part of the weights a rank holds, in words."""
+def weights_formula(domains: Domains, pp: int, stage: int, experts: bool = True) -> str:
+    """Which part of the weights a rank holds, in words; `experts`: the model has some."""
     parts = [f"one rank of {domains.tp_attn}"] if domains.tp_attn > 1 else ["all"]
     parts += [f"stage {stage + 1} of {pp}"] if pp > 1 else []
     if domains.ep_ffn > 1:
         parts += [f"whole experts over {domains.ep_ffn} ranks"]
-    elif domains.lockstep:
+    elif experts and domains.ranks > domains.tp_attn:
         parts += [f"a slice of each expert over {domains.ranks} ranks"]
     return ", ".join(parts) + ", with rotary tables, as the allocator counts them"
 

@@ -90,6 +90,7 @@ def lane_job(
     threshold = settings.long_prefill_token_threshold
     reasons = (
         (scheduler != "vllm", f"engine.scheduler is {scheduler}"),
+        (settings.prefill_context_parallel > 1, "ranks divide the tokens of every prefill"),
         (settings.pipeline_parallel > 1, f"there are {settings.pipeline_parallel} pipeline stages"),
         (data_parallel > 1, f"a replica has {data_parallel} data-parallel ranks"),
         (ffn_devices > 0, f"feed-forward parts are on {ffn_devices} devices of their own"),

@@ -24,6 +24,10 @@ SERVE_ROWS = {
     "-pp 4": ["deployment.pipeline_parallel=4"],
     "--data-parallel-size 3": ["deployment.data_parallel=3"],
     "-dp 1": ["deployment.data_parallel=1"],
+    "--prefill-context-parallel-size 2": ["deployment.prefill_context_parallel=2"],
+    "-pcp 2": ["deployment.prefill_context_parallel=2"],
+    "--decode-context-parallel-size 8": ["deployment.decode_context_parallel=8"],
+    "-dcp 8 --dcp-comm-backend ag_rs --cp-kv-cache-interleave-size 1": ["deployment.decode_context_parallel=8"],
     "--enable-expert-parallel": ["deployment.expert_parallel=true"],
     "--dtype float16": ["model.dtype=float16"],
     "--dtype auto": [],
@@ -304,6 +308,20 @@ def test_data_parallel_ranks_of_sglang_are_part_of_its_tensor_parallel_group(tmp
         serve(f"sglang serve --model-path {tmp_path} --tp 8 --dp 3 --enable-dp-attention")
     with pytest.raises(ValueError, match="--dp-size wants a whole number above 0, got 0"):
         serve(f"sglang serve --model-path {tmp_path} --dp 0")
+
+
+def test_context_parallel_ranks_of_sglang_are_part_of_its_tensor_parallel_group(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    start = f"sglang serve --model-path {tmp_path} --tp 8 --attn-cp-size 4"
+    wanted = ["deployment.prefill_context_parallel=4", "deployment.tensor_parallel=2"]
+    assert sorted(shape(f"{start} --enable-prefill-cp")) == wanted
+    [(flag, why)] = serve(start).ignored
+    assert (flag, why) == ("--attn-cp-size", "only --enable-prefill-cp divides the tokens of prefills")
+    with pytest.raises(ValueError, match="--attn-cp-size 3 must divide --tp-size 8"):
+        serve(f"sglang serve --model-path {tmp_path} --tp 8 --attn-cp-size 3 --enable-prefill-cp")
+    assert (
+        "deployment.decode_context_parallel=4" in serve(f"sglang serve --model-path {tmp_path} --dcp-size 4").overrides
+    )
 
 
 @pytest.mark.parametrize(
