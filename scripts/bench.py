@@ -31,6 +31,7 @@ BENCHMARKS = {
     "azure-replay": "scripts.bench_event:azure_replay",
     "fleet-colocated": "scripts.bench_fleet:fleet_colocated",
     "fleet-disaggregated": "scripts.bench_fleet:fleet_disaggregated",
+    "event-core": "scripts.bench_fleet:event_core",
     "moe-layer": "scripts.bench_experts:moe_layer",
     "analytic-kernel": "scripts.bench_cost:analytic_kernel",
     "scan-analytic": "scripts.bench_scan:scan_analytic",

@@ -41,6 +41,7 @@ def simulate_one(asked: Request, show_progress: bool) -> Answer:
     """One run: results folder, console block, and where the page lies."""
     from scripts.progress import progress
     from sim.report.results import SUMMARY, check_folder, write_results
+    from sim.report.timeline.layers import beyond
 
     config = asked.config()
     folder = (
@@ -53,6 +54,7 @@ def simulate_one(asked: Request, show_progress: bool) -> Answer:
     job = api.prepare(config)
     with progress(len(job.workload), "simulating: requests ended", show_progress) as tell:
         result = api.run(job, lambda ended, now_ns: tell(ended, f"{now_ns / 1e9:,.1f} s simulated"))
+    notes += beyond(result)
     summary = write_results(result, folder, asked.overrides, config.percentiles)
     fields = summary | {
         "results": str(folder),

@@ -21,6 +21,8 @@ from scripts.folder import free_folder
 from scripts.wide_sweep import chosen_launcher, sweep_here
 
 
+LAUNCHER_FOLDERS = ("hydra.sweep.dir", "hydra.sweep.subdir", "hydra.run.dir")
+
 ANNOUNCE = False
 """Whether jobs that run in this very process say on standard error that they are done."""
 
@@ -71,6 +73,9 @@ def sweep(asked: Request, show_progress: bool) -> Answer:
 
 def sweep_folder(overrides: list[str]) -> tuple[list[str], Path]:
     """The overrides without `results=`, and the folder of the sweep, which must be empty or new."""
+    for override in overrides:
+        if key_of(override) in LAUNCHER_FOLDERS:
+            raise ValueError(f"{key_of(override)} is set by headway: say where a multirun goes with results=FOLDER.")
     given = [override.partition("=")[2] for override in overrides if key_of(override) == "results"]
     rest = [override for override in overrides if key_of(override) != "results"]
     path = results_path(given[-1]) if given else None

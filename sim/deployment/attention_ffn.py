@@ -39,12 +39,8 @@ MOST_MICRO_BATCHES = 64
 
 def ffn_device(deployment: DeploymentConf, device: DeviceConf) -> DeviceConf:
     """The device of the feed-forward parts: their own, or that of the ranks."""
-    if not deployment.ffn.hardware:
-        return device
-    try:
-        return load_device(deployment.ffn.hardware)
-    except ValueError as error:
-        raise ValueError(str(error).replace("hardware=", "deployment.ffn.hardware=", 1)) from error
+    given = deployment.ffn.hardware
+    return load_device(given, "deployment.ffn.hardware") if given else device
 
 
 def side_of_ranks(model: ModelSpec, deployment: DeploymentConf) -> ModelSpec:

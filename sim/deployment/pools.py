@@ -133,12 +133,7 @@ def _check_roles(pools: list[PoolSpec]) -> None:
 
 def _device(where: str, given: str | DeviceConf) -> DeviceConf:
     """The pool's own device, by name or as a configuration file of the user's has it."""
-    if isinstance(given, DeviceConf):
-        return given
-    try:
-        return load_device(given)
-    except ValueError as error:
-        raise ValueError(re.sub(r"^hardware=", f"{where}.hardware=", str(error))) from error
+    return given if isinstance(given, DeviceConf) else load_device(given, f"{where}.hardware")
 
 
 def _engine(where: str, pool: PoolConf, engine: EngineConf) -> EngineConf:

@@ -6,17 +6,14 @@ from sim.cost.attention_ffn import AttentionFfnPrices, shares
 from sim.cost.lengths import FLOATS, decodes_s, lengths_s
 from sim.cost.ping_pong import Hops, cycles, ping_pong_s
 from sim.deployment.engine import EngineSettings
-from sim.deployment.graphs import EAGER
-from sim.event.padding import Padding
+from sim.event.padding import StepPadding
 from sim.scheduler.base import Batch
 
 
 class AttentionFfnPricer:
     """Pads the micro-batches of one step alike and prices it, in integer nanoseconds.
 
-    Every instance cuts its batch in the same number of micro-batches. The largest of an instance decides what it is
-    padded to: in a graph, or with `pads_eager`, all of a step are padded to the largest of all instances; otherwise
-    each runs its own tokens. The price is that of `sim.cost.attention_ffn`.
+    Every instance cuts its batch in the same number of micro-batches. The price is that of `sim.cost.attention_ffn`.
     """
 
     def __init__(self, prices: AttentionFfnPrices, settings: EngineSettings):
@@ -32,8 +29,7 @@ class AttentionFfnPricer:
         self._launch_s = [self._parts * launch_s for launch_s in prices.launch_s.tolist()]
         self._fixed_s = [gap_s + prices.host_s for gap_s in prices.gap_s.tolist()]
         self._lengths = prices.lengths
-        self._padding = Padding(settings)
-        self._pads_eager = settings.profile.parallel.pads_eager and settings.graph_mode != "NONE"
+        self.padded = StepPadding(settings, self._parts)
 
     def __call__(self, batches: Sequence[Batch | None]) -> tuple[int, list[int], int]:
         """Duration in ns, padded tokens of each instance, and graph mode; None is a dummy batch."""
@@ -51,21 +47,6 @@ class AttentionFfnPricer:
         row_s = max(0.0 if batch is None else self._row_s[batch.emitting] for batch in batches)
         step_s = max(body_s, self._launch_s[mode]) + self._fixed_s[mode] + row_s
         return int(1e9 * step_s + 0.5), padded, mode
-
-    def padded(self, batches: Sequence[Batch | None]) -> tuple[list[int], int]:
-        """Padded tokens of each instance, all its micro-batches together, and the graph mode of the step."""
-        found = [self._largest(batch) for batch in batches]
-        mode = min(graph for _, graph in found)
-        if mode != EAGER or self._pads_eager:
-            return [max(tokens for tokens, _ in found) * self._parts] * len(found), mode
-        return [max(0 if batch is None else batch.tokens, self._parts) for batch in batches], mode
-
-    def _largest(self, batch: Batch | None) -> tuple[int, int]:
-        """Padded tokens and graph mode of the largest micro-batch."""
-        if batch is None:
-            return self._padding.decodes[1]
-        tokens = -(-batch.tokens // self._parts)
-        return self._padding.of(tokens, batch.tokens == batch.decodes)
 
     def _attention_s(self, batches: Sequence[Batch | None], parts: Sequence[Sequence[int]]) -> list[list[float]]:
         """One layer of each mixer over each micro-batch of the slowest instance."""

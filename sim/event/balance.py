@@ -40,6 +40,11 @@ class RankGroup:
         return sum(rank.kv_usage for rank in self.ranks) / len(self.ranks)
 
 
+def target_of(ranks: Sequence[Replica]) -> RankGroup | Replica:
+    """What a router sees of a replica: its only rank, or all together."""
+    return ranks[0] if len(ranks) == 1 else RankGroup(ranks)
+
+
 class Queues:
     """The front end's view of the ranks' queues: `(waiting, running)` of each."""
 

@@ -22,11 +22,10 @@ from sim.cost.experts.prices import SUMS
 from sim.cost.lengths import FLOATS, decodes_s, lengths_s
 from sim.cost.lockstep import LockstepPrices, exchanged
 from sim.deployment.engine import EngineSettings
-from sim.deployment.graphs import EAGER
 from sim.event.balance import Queues, RankGroup
 from sim.event.batch_queue import BatchQueue
 from sim.event.log import StepLog
-from sim.event.padding import Padding
+from sim.event.padding import StepPadding
 from sim.event.replica import Port, Replica, Watcher
 from sim.scheduler.base import Batch
 
@@ -46,9 +45,7 @@ class State(IntEnum):
 class LockstepPricer:
     """Pads the batches of one step alike and prices them, in integer nanoseconds.
 
-    The step runs in the graph mode that all ranks can run in (eager before piecewise before full). In a graph, or with
-    `pads_eager` in every step of an engine that has graphs, all are padded to the largest; otherwise each runs its own
-    tokens. The price is that of `sim.cost.lockstep`.
+    The price is that of `sim.cost.lockstep`.
     """
 
     def __init__(self, prices: LockstepPrices, settings: EngineSettings):
@@ -63,8 +60,7 @@ class LockstepPricer:
         self._launch_s = prices.launch_s.tolist()
         self._fixed_s = [gap_s + prices.host_s for gap_s in prices.gap_s.tolist()]
         self._terms = prices.lengths
-        self._padding = Padding(settings)
-        self._pads_eager = settings.profile.parallel.pads_eager and settings.graph_mode != "NONE"
+        self.padded = StepPadding(settings)
 
     def __call__(self, batches: Sequence[Batch | None]) -> tuple[int, list[int], int]:
         """Duration in ns, padded tokens of each rank, and graph mode; None is a dummy batch."""
@@ -90,15 +86,6 @@ class LockstepPricer:
             if rank_s > slowest_s:
                 slowest_s = rank_s
         return int(1e9 * (slowest_s + shared_s + self._fixed_s[mode] + most_row_s) + 0.5), padded, mode
-
-    def padded(self, batches: Sequence[Batch | None]) -> tuple[list[int], int]:
-        """Padded tokens of each rank, and the graph mode of the step."""
-        dummy = self._padding.decodes[1]
-        found = [dummy if batch is None else self._padding(batch) for batch in batches]
-        mode = min(graph for _, graph in found)
-        if mode != EAGER or self._pads_eager:
-            return [max(tokens for tokens, _ in found)] * len(found), mode
-        return [1 if batch is None else batch.tokens for batch in batches], mode
 
     def _length_s(self, batch: Batch) -> float:
         terms, sums = self._terms, (batch.decodes, batch.decode_sum, batch.decode_max, batch.decode_sumsq)

@@ -1,5 +1,7 @@
 """What a batch is padded to, looked up: the captured sizes of an engine's settings."""
 
+from collections.abc import Sequence
+
 from sim.deployment.engine import EngineSettings
 from sim.deployment.graphs import EAGER, prefill_runs_as, runs_as
 from sim.scheduler.base import Batch
@@ -33,3 +35,30 @@ class Padding:
         if only_decodes:
             return self.decodes[tokens]
         return self.mixed[tokens] if tokens <= self.largest else (tokens, EAGER)
+
+
+class StepPadding:
+    """Of one step of several ranks, each of whose batches (None: a dummy) is cut in `parts`.
+
+    The step runs in the graph mode that all ranks can run in (eager before piecewise before full). In a graph, or with
+    `pads_eager` in every step of an engine that has graphs, all are padded to the largest part; otherwise each runs its
+    own tokens, one a part at least.
+    """
+
+    def __init__(self, settings: EngineSettings, parts: int = 1):
+        self._padding = Padding(settings)
+        self._parts = parts
+        self._pads_eager = settings.profile.parallel.pads_eager and settings.graph_mode != "NONE"
+
+    def __call__(self, batches: Sequence[Batch | None]) -> tuple[list[int], int]:
+        """Padded tokens of each rank, all its parts together, and the graph mode of the step."""
+        parts = self._parts
+        dummy, of = self._padding.decodes[1], self._padding.of
+        found = [
+            dummy if batch is None else of(-(-batch.tokens // parts), batch.tokens == batch.decodes)
+            for batch in batches
+        ]
+        mode = min(graph for _, graph in found)
+        if mode != EAGER or self._pads_eager:
+            return [max(tokens for tokens, _ in found) * parts] * len(found), mode
+        return [parts if batch is None else max(batch.tokens, parts) for batch in batches], mode

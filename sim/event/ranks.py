@@ -6,13 +6,13 @@ from sim.cost.attention_ffn import AttentionFfnPrices
 from sim.cost.lockstep import LockstepPrices
 from sim.deployment.engine import EngineSettings
 from sim.event.attention_ffn import AttentionFfnPricer
-from sim.event.balance import Queues, RankGroup, balancer
+from sim.event.balance import Queues, balancer, target_of
 from sim.event.batch_queue import BatchQueue
 from sim.event.cluster import check_progress
 from sim.event.lockstep import GroupPrice, LockstepGroup, LockstepPricer, LockstepRank
 from sim.event.log import StepLog
 from sim.event.replica import Port, Replica, Watcher
-from sim.event.routing.base import Door
+from sim.event.routing.base import Door, Target
 from sim.scheduler.base import Scheduler
 from sim.units import to_ns
 
@@ -67,11 +67,11 @@ def free_ranks(first: int, engines: Sequence[Replica], settings: EngineSettings,
     rule = settings.profile.parallel.balance
     doors = []
     for start in range(0, len(engines), data_parallel):
-        group = RankGroup(engines[start : start + data_parallel])
-        pick = balancer(rule, group.ranks, None, lambda: 0) if data_parallel > 1 else lambda: 0
-        doors.append(_door(first + start, group, pick))
+        ranks = engines[start : start + data_parallel]
+        pick = balancer(rule, ranks, None, lambda: 0) if data_parallel > 1 else lambda: 0
+        doors.append(_door(first + start, target_of(ranks), pick))
     return doors
 
 
-def _door(first: int, group: RankGroup, pick: Callable[[], int]) -> Door:
-    return Door(group, lambda: first + pick())
+def _door(first: int, target: Target, pick: Callable[[], int]) -> Door:
+    return Door(target, lambda: first + pick())

@@ -253,9 +253,11 @@ def _hand_over(
 
 def _ranks_of(door: Door) -> list[Replica]:
     """The ranks behind a door."""
-    group = door.target
-    assert isinstance(group, RankGroup)
-    return list(group.ranks)
+    target = door.target
+    if isinstance(target, RankGroup):
+        return list(target.ranks)
+    assert isinstance(target, Replica)
+    return [target]
 
 
 def _decoders(

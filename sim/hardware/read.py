@@ -35,22 +35,23 @@ def list_devices() -> list[str]:
     return sorted({*_catalogue(), *_plugins()})
 
 
-def load_device(name_or_path: str | Path) -> DeviceConf:
+def load_device(name_or_path: str | Path, key: str = "hardware") -> DeviceConf:
     """Reads one device by its catalogue name (case, `_` and spaces do not matter) or from a YAML file.
 
     **Arguments:**
 
     - `name_or_path`: `h100-sxm`, a plug-in's name, or a path that ends in `.yaml` or `.yml`.
+    - `key`: the key that named it, for messages.
 
     **Raises:** `ValueError` with one sentence for an unknown name, a missing or broken file, or wrong content
     (see `sim.hardware.check.device_from`).
     """
     text = str(name_or_path)
     if text.lower().endswith(SUFFIXES):
-        path = user_path(text, "hardware")
+        path = user_path(text, key)
         if not path.is_file():
             what = "this is a folder" if path.is_dir() else "there is no such file"
-            raise ValueError(f"hardware={text}: {what}; give a device file or a name such as h100-sxm.")
+            raise ValueError(f"{key}={text}: {what}; give a device file or a name such as h100-sxm.")
         return device_from(_content(path, text), origin=text)
     name = text.strip().lower().replace("_", "-").replace(" ", "-")
     file = _catalogue().get(name) or _plugins().get(name)
@@ -58,9 +59,9 @@ def load_device(name_or_path: str | Path) -> DeviceConf:
         return device_from(_content(file, name), origin=name)
     known = list_devices()
     if "/" in text or Path(text).suffix in OTHER_SUFFIXES:
-        raise ValueError(f"hardware={text}: a device file is wanted, whose name ends in .yaml (docs/add-a-device.md).")
+        raise ValueError(f"{key}={text}: a device file is wanted, whose name ends in .yaml (docs/add-a-device.md).")
     raise ValueError(
-        f"hardware={text} is not a known device{nearest(name, known)}; `headway hardware` lists the "
+        f"{key}={text} is not a known device{nearest(name, known)}; `headway hardware` lists the "
         f"{len(known)} names, and a path ending in .yaml reads your own file."
     )
 

@@ -1,13 +1,17 @@
 """The benchmark harness: names resolve, medians are medians, failures are shown. No time is asserted."""
 
 import importlib
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from conf.compose import compose
+from scripts import null_scheduler
 from scripts.bench import BENCHMARKS, median, text
 from scripts.bench_event import chat_turns, real_scheduler
 from scripts.bench_learned import with_grids
+from sim.api import prepare, run
 from sim.cost.decode import DecodeTerms
 from sim.cost.lengths import AttentionTerms, LengthTerms, lengths_s
 from sim.cost.number import FLOATS
@@ -73,3 +77,15 @@ def test_drawn_factors_stand_on_every_node():
         assert 0.5 * plain_s < drawn_s < 2.0 * plain_s and drawn_s != plain_s
     again, factors = with_grids(table)
     assert factors == "learned" and again.lengths == table.lengths
+
+
+@pytest.mark.parametrize("fleet", [["deployment.replicas=3"], ["deployment=pd-1p1d"]])
+def test_the_null_scheduler_loses_nothing(fleet):
+    """One token a step from the first on, computed here or handed over; what is lost would raise."""
+    words = ["model=llama-3.2-1b", "workload=fixed-128-128", "workload.num_requests=20", "workload.rate=50"]
+    words += ["engine.scheduler=scripts.null_scheduler", "engine.async_scheduling=false", *fleet]
+    with patch("sim.event.pool.pricer", lambda table, settings: null_scheduler.price):
+        found = run(prepare(compose(words)))
+    assert found.requests.output_tokens.tolist() == [128] * 20
+    spans = found.requests.finish_ns - found.requests.first_token_ns
+    assert (spans == 127 * null_scheduler.STEP_NS).all()

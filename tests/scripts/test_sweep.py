@@ -137,6 +137,12 @@ def test_results_is_the_same_path_with_and_without_m(headway, tmp_path):
     assert (tmp_path / name / "many" / "1" / "summary.json").is_file()
 
 
+@pytest.mark.parametrize("key", ["hydra.sweep.dir", "hydra.sweep.subdir", "++hydra.run.dir"])
+def test_the_launchers_own_folder_is_refused(headway, key):
+    found = headway("simulate", "-m", *SMALL, "seed=1,2", f"{key}=elsewhere")
+    assert found.code == 2 and f"{key.lstrip('+')} is set by headway" in found.err and "results=FOLDER" in found.err
+
+
 def test_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rest, folder = sweep_folder(["seed=1", "results=here"])

@@ -101,3 +101,10 @@ def test_link_counters_integrate_to_the_bytes_moved(trace):
 def test_mistakes_are_sentences(headway):
     found = headway("simulate", "model=llama-3.2-1b", "timeline_layers=all")
     assert found.code == 2 and "timeline_layers wants numbers of steps" in found.err
+
+
+def test_steps_that_are_not_there_are_said(headway):
+    words = ("model=llama-3.2-1b", "workload=fixed-1024-128", "workload.num_requests=1", "workload.output_tokens=2")
+    found = headway("simulate", *words, "timeline_layers='0-1,9000'").out
+    assert "note: timeline_layers=0-1,9000 names steps that are not there: the run has " in found
+    assert "names steps" not in headway("simulate", *words, "timeline_layers=0-1").out

@@ -68,5 +68,7 @@ def chooser(router: Router, doors: Sequence[Door]) -> Callable[[Arrival], int | 
 
 def least(targets: Sequence[Target], places: Sequence[int] | None = None) -> int:
     """The place of the target with the fewest requests sent and not ended; the first of equals."""
-    among = range(len(targets)) if places is None else places
-    return min(among, key=lambda place: targets[place].outstanding)
+    if places is None:
+        waiting = [target.outstanding for target in targets]
+        return waiting.index(min(waiting))
+    return min(places, key=lambda place: targets[place].outstanding)

@@ -53,6 +53,15 @@ def opened(order: np.ndarray, text: str) -> dict[int, int]:
     return {int(order[number]): number for number in sorted(numbers)}
 
 
+def beyond(result: SimulationResult) -> list[str]:
+    """A sentence where `timeline_layers` names steps that the run did not have; none otherwise."""
+    text, steps = str(result.config.get("timeline_layers") or ""), len(result.steps)
+    if all(last < steps for _, last in steps_wanted(text)):
+        return []
+    there = f"the run has {steps:,} steps, 0 to {steps - 1}" if steps else "the run has no steps"
+    return [f"timeline_layers={text} names steps that are not there: {there}"]
+
+
 def open_step(
     result: SimulationResult, own: SimulationResult, row: int, pid: int, stage: int, begun: int, ended: int
 ) -> Iterator[Event]:
