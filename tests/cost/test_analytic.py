@@ -148,6 +148,7 @@ def test_slopes_match_finite_differences(cost, experts, device, batch):
         "_experts",
         "wave",
         "packed",
+        "query_ranks",
     )
     checked = 0
     for index, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
