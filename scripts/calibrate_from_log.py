@@ -48,10 +48,10 @@ def run(arguments: Arguments, path: Path, engine: str, out: Path) -> Answer:
         )
     job = api.build(conf)
     plan, settings = job.plan, job.plan.engine
-    if plan.shared is not None or len(plan.stages) > 1:
+    if plan.shared is not None or len(plan.stages) > 1 or settings.prefill_context_parallel > 1:
         raise ValueError(
-            "a log of pipeline stages or of ranks in lockstep cannot be learned from yet; "
-            "set deployment.pipeline_parallel=1 and deployment.data_parallel=1."
+            "a log of pipeline stages, ranks in lockstep or ranks that divide prefills cannot be learned from yet; "
+            "set deployment.pipeline_parallel=1, deployment.data_parallel=1 and deployment.prefill_context_parallel=1."
         )
     windows = windows_of(log, settings, (job.pool_blocks - 1) * settings.block_size)
     learned = learn_windows(windows, job.cost, plan.arrays)

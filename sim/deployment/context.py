@@ -221,17 +221,18 @@ def context_assumptions(
     device: DeviceConf, settings: EngineSettings, domains: Domains
 ) -> Iterator[tuple[str, str, str]]:
     """Rows (what, value, source) of the context parallelism there is."""
-    source = settings.profile.sources.get("context", "engine profile")
+    sources = settings.profile.sources
     prefill, decode = domains.prefill_context, domains.decode_context
     combine = settings.profile.context.combine
     merges = ("all_to_all",) if combine == "all_to_all" else ("all_gather", "reduce_scatter")
     operations = []
     if prefill > 1:
         how = f"2 x {prefill} pieces of a chunk, two a rank; KV gathered and kept on all ranks, decodes on each of them"
-        yield "prefill context parallelism", how, source
+        yield "prefill context parallelism", how, sources.get("context.prefill", "engine profile")
         operations += [("all_gather", prefill), ("reduce_scatter", prefill)]
     if decode > 1:
-        yield "decode context parallelism", f"every {decode}th token of the KV cache on a rank, by {combine}", source
+        how = f"{decode} ranks take the tokens of the KV cache in turn; outputs merged by {combine}"
+        yield "decode context parallelism", how, sources.get("context.decode", "engine profile")
         operations += [(op, decode) for op in ("all_gather", *merges)]
     for op, group in dict.fromkeys(operations):
         found = collective_constants(device, op, group, library(settings.name))
