@@ -9,6 +9,11 @@ from hypothesis import settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
+# The same kernels are compiled again and again, by other tests and in other runs. A folder for each worker: an entry is
+# never read while another process writes it.
+COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "main")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 
 # Drawn examples are the same in every run, so that a failure is the change's own; HYPOTHESIS_PROFILE=random explores.
