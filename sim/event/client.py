@@ -161,8 +161,8 @@ class Client:
                 self.continued([(now_ns - self._last_token_ns[i], 1)])
         for request in ended:
             i = request.index
-            if self._status[i] != OPEN:
-                continue  # its client has gone
+            if self._status[i] not in (OPEN, FINISHED):
+                continue  # its client has gone; one that ends twice is counted twice, and the checks find it
             self._finish_ns[i] = now_ns
             self._status[i] = FINISHED
             self._preemptions[i] = request.preemptions

@@ -60,7 +60,7 @@ MISTAKES = {
     "model=lama3": "did you mean llama-3-8b, llama-3.1-8b or llama-3.2-1b",
     "model=llama3-8b": "did you mean llama-3-8b, llama-3.1-8b",
     "hardware=chip.csv": "hardware=chip.csv: there is no file",
-    "deployment=tp3": "known are afd-2a1f, dp2ep2, dp8ep8, ep8, pd-1p1d",
+    "deployment=tp3": "known are afd-2a1f, dcp8tp8, dp2ep2, dp8ep8, ep8, pcp2tp4, pd-1p1d",
     # a value of the wrong type
     "workload.rate=fast": "workload.rate wants a number, got 'fast'.",
     "engine.max_num_seqs=1.5": "engine.max_num_seqs wants a whole number, got '1.5'.",
