@@ -33,6 +33,16 @@ def keys(schema: type = SimulateConf, prefix: str = "") -> Iterator[str]:
             yield from keys(below, f"{prefix}{field.name}.")
 
 
+def _holds_list(key: str) -> bool:
+    """Whether the schema has a list at a dotted key."""
+    found: object = SimulateConf
+    for name in key.split("."):
+        schema = schema_of(found)
+        found = typing.get_type_hints(schema).get(name) if schema else None
+    parts = typing.get_args(found) if isinstance(found, types.UnionType) else (found,)
+    return any(typing.get_origin(part) is list for part in parts)
+
+
 def nearest(word: str, options: Iterable[str], count: int = 3) -> list[str]:
     """The options most like `word`, best first: those that begin with it (or a part of which does), then the close."""
     lower = {option.lower(): option for option in options}
@@ -159,9 +169,8 @@ def misfit(text: str, at: str) -> str:
     if "is not a subclass of" in text:
         got = text.partition("Merge error: ")[2].partition(" is not")[0].strip()
         return f"{full_key or 'the file'} wants a mapping of keys, got {got or 'a single value'}{at}."
-    merged = re.search(r"Cannot merge (Dict|List)Config with (Dict|List)Config", text)
-    if merged:
-        wanted, came = ({"Dict": "a mapping of keys", "List": "a list"}[kind] for kind in merged.groups())
+    if re.search(r"Cannot merge (Dict|List)Config with (Dict|List)Config", text):  # the same words either way round
+        wanted, came = ("a list", "a mapping of keys")[:: 1 if _holds_list(full_key) else -1]
         return f"{full_key or 'one of its keys'} wants {wanted}, got {came}{at}."
     assigned = re.search(r"Cannot assign (\w+) to (?:Dict|dict)", text)
     if assigned:

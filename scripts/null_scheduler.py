@@ -33,7 +33,7 @@ class Null:
         self._call = 0
         self._come: list[Request] = []
         self._ends: dict[int, list[Request]] = {}
-        self._open: list[Sequence[Request]] = []
+        self._open: list[list[Request]] = []
 
     def add(self, request: Request) -> None:
         """It is computed in the next step."""
@@ -41,8 +41,16 @@ class Null:
         self._come.append(request)
 
     def abort(self, request: Request) -> None:
-        """Nobody gives up in a benchmark."""
-        raise NotImplementedError
+        """Take it out: it has not come yet, decodes, or is in its last step."""
+        self.unfinished -= 1
+        if request in self._come:
+            self._come.remove(request)
+            return
+        decoding = next((requests for requests in self._ends.values() if request in requests), None)
+        self._decoding -= decoding is not None
+        last = decoding if decoding is not None else next(ending for ending in self._open if request in ending)
+        last.remove(request)
+        self._free([request])
 
     def repeat(self, batch: Batch) -> bool:
         """Every step is an event."""
@@ -55,7 +63,7 @@ class Null:
         batch.decodes = batch.decode_sum = batch.decode_max = batch.decode_sumsq = self._decoding
         self._admit(batch)
         batch.emitting = batch.decodes + len(batch.emitted) - batch.begun
-        ending = self._ends.pop(self._call, ())
+        ending = self._ends.pop(self._call, [])
         self._decoding -= len(ending)
         batch.finishing = ending
         batch.running, batch.free_blocks = self.unfinished, self.free_blocks
@@ -88,8 +96,8 @@ class Null:
         self.free_blocks += len(ended)
 
 
-class Prefills(Null):
-    """Computes prompts for others, which read the block before it is free."""
+class Apart(Null):
+    """One of two sides."""
 
     polls = True
     watches = False
@@ -97,6 +105,10 @@ class Prefills(Null):
     def __init__(self, cache: CacheShape, connector: Connector[Any]):
         super().__init__(cache)
         self._connector = connector
+
+
+class Prefills(Apart):
+    """Computes prompts for others, which read the block before it is free."""
 
     def _free(self, ended: Sequence[Request]) -> None:
         super()._free([request for request in ended if not self._connector.keeps(request, True)])
@@ -106,15 +118,11 @@ class Prefills(Null):
         self.free_blocks += len(sent)
 
 
-class Decodes(Null):
+class Decodes(Apart):
     """Asks for the KV of each request as it comes, and has its first token in the step after that is there."""
 
-    polls = True
-    watches = False
-
     def __init__(self, cache: CacheShape, connector: Connector[Any]):
-        super().__init__(cache)
-        self._connector = connector
+        super().__init__(cache, connector)
         self._wanting: list[Request] = []
 
     def add(self, request: Request) -> None:

@@ -216,9 +216,12 @@ def _pool_results(fleet: Fleet, exact: ExactRun) -> list[PoolResult]:
         )
         steps.replica = steps.replica - first
         nothing = np.zeros(0, np.int64)
+        requests, numbers = _requests_of(exact, pool.role, first, first + pool.ranks)
         own = dataclasses.replace(
             exact,
-            requests=_requests_of(exact, pool.role, first, first + pool.ranks),
+            requests=requests,
+            retries={at: exact.retries[i] for at, i in enumerate(numbers) if i in exact.retries},
+            unserved_ns={at: exact.unserved_ns[i] for at, i in enumerate(numbers) if i in exact.unserved_ns},
             steps=steps,
             pool_stages=(stages,),
             itl_ns=nothing if pool.role == "prefill" else exact.itl_ns,
@@ -232,8 +235,8 @@ def _pool_results(fleet: Fleet, exact: ExactRun) -> list[PoolResult]:
     return found
 
 
-def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> RequestTable:
-    """The requests of a pool and their times there.
+def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> tuple[RequestTable, list[int]]:
+    """The requests of a pool and their times there, and their numbers in the fleet.
 
     A prefill pool's requests come from clients, or when a decode instance has blocks for them, and end with its one
     token; a decode pool's come when its loop takes them up, and wait there for blocks, and once their KV has come for a
@@ -257,7 +260,7 @@ def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> RequestTa
         columns |= {"cached_tokens": found}
     mine = (place >= first) & (place < stop)
     columns = {name: values[mine] for name, values in columns.items()}
-    return RequestTable(**columns | {"replica": place[mine] - first})
+    return RequestTable(**columns | {"replica": place[mine] - first}), np.flatnonzero(mine).tolist()
 
 
 def _whole(fleet: Fleet, exact: ExactRun, pools: list[PoolResult]) -> SimulationResult:
@@ -304,6 +307,7 @@ def _whole(fleet: Fleet, exact: ExactRun, pools: list[PoolResult]) -> Simulation
         transfers=exact.transfers,
         links=exact.links,
         retries=exact.retries,
+        unserved_ns=exact.unserved_ns,
         moments=exact.moments,
         attention_ffn=None,
     )

@@ -101,6 +101,7 @@ def assemble(
         predictor=conf.predictor,
         taught=job.taught,
         retries=found.retries if isinstance(found, ExactRun) else {},
+        unserved_ns=found.unserved_ns if isinstance(found, ExactRun) else {},
         moments=found.moments if isinstance(found, ExactRun) else (),
         experts=_expert_table(job, steps),
         attention_ffn=used,

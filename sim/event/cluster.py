@@ -115,7 +115,7 @@ class Cluster:
             return
         if target == NOBODY:
             assert self.lifecycle is not None
-            self.lifecycle.park(i)
+            self.lifecycle.park(i, now_ns)
             return
         tokens = allowed[entry.pool_of[target]]
         assert tokens is not None
@@ -130,7 +130,7 @@ class Cluster:
 
     def _take_out(self, i: int, now_ns: int) -> None:
         """Nobody waits for request i any more."""
-        if self.lifecycle is not None and self.lifecycle.leave(i):
+        if self.lifecycle is not None and self.lifecycle.leave(i, now_ns):
             return
         if self._between is not None and self._between.given_up(i, now_ns):
             return

@@ -13,6 +13,7 @@ and is repaired after `repair_s`. Requests that come while nobody is in service 
 prefill and decode instances one of each must be.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -53,8 +54,9 @@ class Elastic:
 class Lifecycle:
     """Who is in service, and what becomes of the requests of those that are not any more.
 
-    `ranks`: of each replica. `place(i, now_ns)` sends a request (again). `waiting`: requests that nobody could take.
-    `version` counts the changes of `up`; `retries` how often each request was sent again.
+    `ranks`: of each replica. `place(i, now_ns)` sends a request (again). `waiting`: requests that nobody could take,
+    and since when (ns); `unserved_ns`: how long each has waited so, in all. `version` counts the changes of
+    `up`; `retries` how often each request was sent again.
     `moments`: what happened to replicas. `between`: requests on their way between instances, if there are such.
     """
 
@@ -70,7 +72,8 @@ class Lifecycle:
     ):
         self.up = [True] * len(ranks)
         self.version = 0
-        self.waiting: list[int] = []
+        self.waiting: dict[int, int] = {}
+        self.unserved_ns: Counter[int] = Counter()
         self.retries: dict[int, int] = {}
         self.moments: list[Moment] = []
         self._elastic = elastic
@@ -92,15 +95,17 @@ class Lifecycle:
             if up:
                 self._expect_failure(replica, 0)
 
-    def park(self, i: int) -> None:
+    def park(self, i: int, now_ns: int) -> None:
         """Nobody is in service who could take request i."""
-        self.waiting.append(i)
+        self.waiting[i] = now_ns
 
-    def leave(self, i: int) -> bool:
+    def leave(self, i: int, now_ns: int) -> bool:
         """Request i waits no longer, if it did."""
-        if i not in self.waiting:
+        since_ns = self.waiting.pop(i, None)
+        if since_ns is None:
             return False
-        self.waiting.remove(i)
+        if now_ns > since_ns:
+            self.unserved_ns[i] += now_ns - since_ns
         return True
 
     @property
@@ -110,7 +115,9 @@ class Lifecycle:
 
     def give_up(self, now_ns: int) -> None:
         """Nobody will be in service any more: those that wait are lost."""
-        left, self.waiting = self.waiting, []
+        left = list(self.waiting)
+        for i in left:
+            self.leave(i, now_ns)
         if self.between is not None:
             left += self.between.give_up_stranded(now_ns)
         for i in left:
@@ -143,8 +150,8 @@ class Lifecycle:
             self._set(replica, True)
             self._note(at_ns, "in service", replica)
             self._expect_failure(replica, at_ns)
-            waiting, self.waiting = self.waiting, []
-            for i in waiting:
+            for i in list(self.waiting):
+                self.leave(i, at_ns)
                 self._place(i, at_ns)
             if self._hand_over is not None:
                 self._hand_over.resume(at_ns)

@@ -1,6 +1,7 @@
 """The exact engine on a fleet: build the replicas of all pools, run the workload, hand over the tables."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -55,8 +56,9 @@ class ExactRun:
     """What the exact engine hands over: tables, inter-token latencies with multiplicities, checks, counts.
 
     `pool_stages`: of each pool whose replicas have several, None of the others. `transfers`, `links`: where KV moved
-    between instances. `retries`: requests that were sent again because a replica failed, and how often. `moments`: what
-    happened to requests and replicas beside all that, in order.
+    between instances. `retries`: requests that were sent again because a replica failed, and how often;
+    `unserved_ns`: how long they waited for somebody in service. `moments`: what happened to requests and replicas
+    beside all that, in order.
     """
 
     requests: RequestTable
@@ -70,6 +72,7 @@ class ExactRun:
     transfers: TransferTable | None = None
     links: LinkTable | None = None
     retries: dict[int, int] = field(default_factory=dict)
+    unserved_ns: dict[int, int] = field(default_factory=dict)
     moments: tuple[Moment, ...] = ()
 
     @property
@@ -214,11 +217,14 @@ def run_fleet(
     cpu_s = time.process_time() - started
     links = None if hand_over is None else hand_over.links()
     retries, moments = {}, list(client.moments)
+    unserved_ns: Counter[int] = Counter()
     if cluster.lifecycle is not None:
         retries = cluster.lifecycle.retries
         moments += cluster.lifecycle.moments
+        unserved_ns.update(cluster.lifecycle.unserved_ns)
     if hand_over is not None:
         moments += hand_over.cuts
+        unserved_ns.update(hand_over.unserved_ns)
     return ExactRun(
         requests,
         steps,
@@ -231,6 +237,7 @@ def run_fleet(
         transfers,
         links,
         retries,
+        dict(unserved_ns),
         tuple(sorted(moments, key=lambda moment: moment.at_ns)),
     )
 

@@ -6,7 +6,7 @@ for the next request (`sim.report.blocked`), or, with all three to spare, the sc
 the verdict is about where a step's time goes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from sim.report.measures import (
 )
 from sim.report.metrics import Metrics, latencies
 from sim.report.result import SimulationResult
+from sim.report.verdict import Verdict
 from sim.units import NS_PER_S
 
 
@@ -43,16 +44,6 @@ RULE_QUEUE_SHARE = 0.05
 
 BUBBLE_RATIO = 1.5
 """Pipeline stages stand idle too much where some stage runs this many times as long as each does on average."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """`kind` for programs, `sentence` for people, `change`: the setting to try, `evidence`: shares of 1."""
-
-    kind: str
-    sentence: str
-    change: str
-    evidence: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,11 +97,15 @@ def verdict(result: SimulationResult, metrics: Metrics) -> Verdict | None:
 
 
 def _server_verdict(result: SimulationResult) -> Verdict | None:
-    """Of a run whose requests spend most of their time to the first token before the engine has them."""
+    """Of a run whose requests spend most of their time to the first token before the engine has them.
+
+    Those that were sent again, or found nobody in service, waited for something else.
+    """
     found = latencies(result.requests)
-    before_s, ttft_s = float((found.ttft_s - found.ttft_queued_s).sum()), float(found.ttft_s.sum())
+    here = ~np.isin(found.request, [*result.retries, *result.unserved_ns])
+    before_s, ttft_s = float((found.ttft_s - found.ttft_queued_s)[here].sum()), float(found.ttft_s[here].sum())
     step_s = float(np.max(result.busy_ns)) / NS_PER_S  # a request waits at most so long for the loop to look
-    if before_s < SERVER_SHARE * ttft_s or before_s < 2.0 * step_s * len(found.ttft_s):
+    if not here.any() or before_s < SERVER_SHARE * ttft_s or before_s < 2.0 * step_s * here.sum():
         return None
     share = before_s / ttft_s
     return Verdict(

@@ -5,7 +5,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from sim.report.bottleneck import Verdict
 from sim.report.cut import cut_note
 from sim.report.experts import expert_fields
 from sim.report.fleet import WORDS, cut_transfers, link_rows, pool_shares, ttft_parts
@@ -13,6 +12,7 @@ from sim.report.metrics import Metrics
 from sim.report.priority import by_priority
 from sim.report.result import SimulationResult
 from sim.report.summary import failed_by_status, ms, percentile_word
+from sim.report.verdict import Verdict
 
 
 WIDTH = 50
@@ -295,3 +295,6 @@ def console(
     if assumptions:
         lines += assumption_block(result)
     return "\n".join([*lines, "=" * WIDTH])
+
+
+# MISSING

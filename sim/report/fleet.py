@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from sim.report.attention_ffn import attention_ffn_fields
-from sim.report.bottleneck import Verdict, verdict
+from sim.report.bottleneck import verdict
 from sim.report.experts import expert_fields
 from sim.report.metrics import Metrics, measure
 from sim.report.moment import CUT
 from sim.report.percentile import Distribution, distribution
 from sim.report.result import FINISHED, PoolResult, SimulationResult
+from sim.report.unserved import unserved_verdict
+from sim.report.verdict import Verdict
 from sim.units import NS_PER_S
 
 
@@ -63,7 +65,10 @@ def pool_shares(result: SimulationResult) -> list[PoolShare]:
 
 
 def fleet_verdict(result: SimulationResult, metrics: Metrics) -> Verdict | None:
-    """What limits a run: of a fleet, the pool whose requests wait the most, among equals the busiest."""
+    """What limits a run: who was not served; of a fleet, the pool whose requests wait the most, or is busiest."""
+    unserved = unserved_verdict(result, metrics)
+    if unserved is not None:
+        return unserved
     if not result.pools:
         return verdict(result, metrics)
     shares = [share for share in pool_shares(result) if share.verdict is not None]

@@ -256,6 +256,7 @@ class SimulationResult:
       failed.
     - `experts`: how unevenly tokens were spread over them; None where that was not drawn.
     - `attention_ffn`: of a deployment whose feed-forward parts run on devices of their own, what both sides did.
+    - `unserved_ns`: how long requests waited because nobody who could take them was in service; those that did.
     - `moments`: what happened to requests and replicas at one moment: failures, starts, clients that gave up.
     - `layers`: the kinds of layers of the model.
     - `log`: format and rules of the engine's own log by name (`sim.deployment.rules.LogRules`; empty: not known), which
@@ -299,6 +300,7 @@ class SimulationResult:
     transfers: TransferTable | None = None
     links: LinkTable | None = None
     retries: dict[int, int] = field(default_factory=dict)
+    unserved_ns: dict[int, int] = field(default_factory=dict)
     moments: tuple[Moment, ...] = ()
     layers: tuple[LayerKind, ...] = ()
     experts: ExpertTable | None = None

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from sim.report.attention_ffn import attention_ffn_fields
-from sim.report.bottleneck import Verdict
 from sim.report.cut import cut_outputs
 from sim.report.experts import expert_fields
 from sim.report.fleet import fleet_fields, fleet_verdict
@@ -15,6 +14,7 @@ from sim.report.percentile import Distribution
 from sim.report.plain import plain
 from sim.report.priority import by_priority
 from sim.report.result import ABORTED, FINISHED, REQUEST_STATUS, SimulationResult
+from sim.report.verdict import Verdict
 
 
 SCHEMA = "headway.summary/1"
@@ -174,3 +174,6 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
 def failure_summary(status: str, reason: str, **known: Any) -> dict[str, Any]:
     """The summary of a configuration that could not run: its status, why in a sentence, what is `known` of it."""
     return plain({"schema": SCHEMA, "status": status, "reason": reason, **known})
+
+
+# MISSING

@@ -262,3 +262,10 @@ def test_nothing_is_lost_whatever_fails_and_whoever_leaves(engine, data):
     assert set(found.requests.status.tolist()) <= {FINISHED, ABORTED, LOST, FAILED}
     if not changes and work.abort_after_ns is None and failures is None:
         assert (found.requests.status == FINISHED).all()
+
+
+def test_a_prefilled_request_without_a_decode_instance_waits_for_one():
+    """The prefill ends at 10 ms; the only decode instance is gone from 5 to 50 ms: 40 ms, whatever else there is."""
+    found = run(workload([0], [64], [2]), (5, D, FAIL), (50, D, START))
+    assert found.requests.status[0] == FINISHED
+    assert found.unserved_ns == {0: 40 * MS}

@@ -134,3 +134,11 @@ def test_nothing_is_lost_whatever_fails(scheduler, data):
     )  # fmt: skip
     assert all(found.checks.values())
     assert set(found.requests.status) <= {FINISHED, LOST}
+
+
+def test_waiting_for_somebody_in_service_is_told():
+    """One replica, gone from 15 to 60 ms: the request at 20 ms waits 40 ms, and what failed at 15 ms waits 45."""
+    found = run(workload([0, 20], [16, 16], [4, 2]), (15, 0, FAIL), (60, 0, START), replicas=1)
+    assert (found.requests.status == FINISHED).all()
+    assert found.unserved_ns == {0: 45 * MS, 1: 40 * MS}
+    assert run(workload([0, 20], [16, 16], [4, 2]), replicas=1).unserved_ns == {}

@@ -16,6 +16,7 @@ from sim.cost.decode import DecodeTerms
 from sim.cost.lengths import AttentionTerms, LengthTerms, lengths_s
 from sim.cost.number import FLOATS
 from sim.cost.prefill import PrefillTerms
+from sim.report.result import ABORTED
 from tests.event.conftest import make_table
 
 
@@ -89,3 +90,12 @@ def test_the_null_scheduler_loses_nothing(fleet):
     assert found.requests.output_tokens.tolist() == [128] * 20
     spans = found.requests.finish_ns - found.requests.first_token_ns
     assert (spans == 127 * null_scheduler.STEP_NS).all()
+
+
+@pytest.mark.parametrize("patience_s", [0.02, 0.333, 0.5])
+def test_the_null_scheduler_lets_go(patience_s):
+    """Clients leave before the first step, and in the middle of others; each run checks that nothing is kept."""
+    words = ["model=qwen2.5-0.5b", "hardware=h100-sxm", "predictor=analytic", "workload=sharegpt", "workload.rate=50"]
+    words += ["workload.num_requests=40", f"workload.abort_after_s={patience_s}", "engine.async_scheduling=false"]
+    result = run(prepare(compose([*words, "engine.scheduler=scripts.null_scheduler"])))
+    assert (result.requests.status == ABORTED).any() and all(result.checks.values())

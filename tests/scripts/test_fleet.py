@@ -247,6 +247,7 @@ def test_replicas_come_and_go(headway, tmp_path):
         ("events=[{at_s: -1, action: fail}]", "events[0].at_s must be a number of seconds from 0"),
         ("events=[{at_s: 1, action: fail, pool: x}]", "events[0].pool must be one of"),
         ("events=[3]", "events[0] wants a mapping"),
+        ("events={at_s: 5}", "deployment.elastic.events wants a list, got a mapping of keys"),
         ("on_failure=lose", "deployment.elastic.on_failure does nothing here: it wants deployment.elastic.events"),
         ("mtbf_s=-1", "deployment.elastic.mtbf_s must be between 0 and"),
     ],

@@ -1,6 +1,7 @@
 """What both ways of handing over share: the pairs, the two sides of a transfer, its times, the links."""
 
 import abc
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +46,8 @@ class HandOver(abc.ABC):
 
     `keeps_token`: the prefill's token is the client's first. `count`: prefills handed over. `passages`: of requests on
     their way, by number, until they end at their decode instance. `stranded`: those that are prefilled and find no
-    decode instance in service. `cuts`: transfers that were broken off, `cut_bytes` of them had been sent.
+    decode instance in service, `unserved_ns` how long each has been so. `cuts`: transfers that were broken off,
+    `cut_bytes` of them had been sent.
     """
 
     decode_first: ClassVar[bool]
@@ -68,6 +70,7 @@ class HandOver(abc.ABC):
         self.keeps_token = keeps_token
         self.passages: dict[int, Passage] = {}
         self.stranded: list[Passage] = []
+        self.unserved_ns: Counter[int] = Counter()
         self.on_strand: Callable[[Passage, int], None] = lambda passage, now_ns: None
         self.times = Times(len(client.workload))
         self.cuts: list[Moment] = []
@@ -161,6 +164,7 @@ class HandOver(abc.ABC):
 
     def close(self, passage: Passage) -> None:
         """A passage is over; nothing of what was to happen to it does."""
+        self._unstrand(passage)
         passage.over = True
         if self.passages.get(passage.i) is passage:
             del self.passages[passage.i]
@@ -194,6 +198,7 @@ class HandOver(abc.ABC):
             if passage.over:
                 continue
             if self._pair(passage):
+                self._unstrand(passage)
                 self.later(passage, now_ns + self._hand_over_ns(passage), partial(self._reach, passage))
             else:
                 self.stranded.append(passage)
@@ -233,7 +238,13 @@ class HandOver(abc.ABC):
     def _strand(self, passage: Passage, now_ns: int) -> None:
         """No decode instance is in service: it waits for the next, what was prefilled of it in its blocks."""
         self.stranded.append(passage)
+        passage.stranded_ns = now_ns
         self.on_strand(passage, now_ns)
+
+    def _unstrand(self, passage: Passage) -> None:
+        if passage.stranded_ns >= 0:
+            self.unserved_ns[passage.i] += self._agenda.now_ns - passage.stranded_ns
+            passage.stranded_ns = -1
 
     def _reach(self, passage: Passage, now_ns: int) -> None:
         """The request is in the decode instance's queue."""

@@ -28,7 +28,7 @@ class Passage:
     `source`, `target`: the instances, the second -1 while none is chosen; `prefill`, `decode`: its requests there, once
     it has come there. `flow`: bytes on their way now; `sent_bytes`: those that have come. `counted`: whether the target
     counts it although it has not come there; `given_up`: whether nobody waits for it, and only its transfer goes on;
-    `over`: nothing that was to happen to it does.
+    `over`: nothing that was to happen to it does; `stranded_ns`: since when it finds no decode instance, -1 if it has.
     """
 
     __slots__ = (
@@ -43,6 +43,7 @@ class Passage:
         "counted",
         "given_up",
         "over",
+        "stranded_ns",
     )
 
     def __init__(self, i: int, source: int, outputs: int):
@@ -52,6 +53,7 @@ class Passage:
         self.decode: Request | None = None
         self.flow: Flow | None = None
         self.sent_bytes = 0.0
+        self.stranded_ns = -1
         self.counted = self.given_up = self.over = False
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sim.report.bottleneck import Verdict
 from sim.report.console import claim_warning, percent
 from sim.report.cut import cut_note
 from sim.report.fleet import WORDS, link_rows, pool_shares, ttft_parts
@@ -18,6 +17,7 @@ from sim.report.plain import plain, to_json
 from sim.report.priority import by_priority
 from sim.report.result import FINISHED, SimulationResult
 from sim.report.summary import ms, percentile_word
+from sim.report.verdict import Verdict
 from sim.units import GIB
 
 
@@ -39,16 +39,11 @@ ROWS = (
 
 def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> str:
     """The page as HTML text. It asks nothing of the network, and reads without scripts but for the charts."""
-    data = embedded(chart_data(result, metrics))
+    data = chart_data(result, metrics)
     label = title(result)
-    return fill(
+    body = fill(
         "page.html",
         {
-            "title": escape(label),
-            "style": asset("style.css"),
-            "heading": escape(label),
-            "subtitle": subtitle(result),
-            "verdict": verdict_html(found) + claim_html(result),
             "headline": headline(result, metrics),
             "latency_table": latency_table(metrics),
             "slo": slo_html(result, metrics),
@@ -62,10 +57,10 @@ def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> s
             "assumptions": assumption_table(result),
             "not_modelled": bullets(result.not_modelled),
             "run": run_html(result),
-            "data": data,
-            "script": asset("charts.js") + "\n" + asset("page.js"),
         },
     )
+    lead = verdict_html(found) + claim_html(result)
+    return framed("simulated serving run", label, subtitle(result), body, data, "page.js", lead=lead, wide=False)
 
 
 def asset(name: str) -> str:
@@ -81,6 +76,30 @@ def embedded(value: Any) -> str:
 def fill(template: str, slots: dict[str, str]) -> str:
     """The template with each `<!--slot-->` replaced, in one pass so that no content is taken for a slot."""
     return re.sub(r"<!--([a-z_]+)-->", lambda match: slots[match[1]], asset(template))
+
+
+def framed(
+    kicker: str, heading: str, facts: str, body: str, data: Any, script: str, *, lead: str = "", wide: bool = True
+) -> str:
+    """A self-contained page around `body`; `facts`, `lead` and `body` are HTML, `script` draws `data` into its charts.
+
+    It asks nothing of the network, and reads without scripts but for the charts.
+    """
+    return fill(
+        "frame.html",
+        {
+            "title": escape(heading),
+            "style": asset("style.css"),
+            "width": ' class="wide"' if wide else "",
+            "kicker": escape(kicker),
+            "heading": escape(heading),
+            "facts": facts,
+            "lead": lead,
+            "body": body,
+            "data": embedded(data),
+            "script": asset("charts.js") + "\n" + asset(script),
+        },
+    )
 
 
 def quantity(value: float | None, digits: int = 3) -> str:

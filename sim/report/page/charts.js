@@ -286,3 +286,13 @@ function stack(chart, bars, layers, x, y) {
     }
   });
 }
+
+// Which of `points` is drawn nearest to a place of the chart.
+function nearest(points, chart, x, y) {
+  let best = 0;
+  const far = (p) => (chart.sx(p.x) - x) ** 2 + (chart.sy(p.y) - y) ** 2;
+  points.forEach((p, i) => {
+    if (far(p) < far(points[best])) best = i;
+  });
+  return best;
+}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from sim.report.page.build import asset, embedded, fill
+from sim.report.page.build import framed
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,9 @@ class SectionsPage:
 
 
 def sections_page(page: SectionsPage, data: Any, script: str) -> str:
-    """The page as HTML text; `script` (a file beside this one) draws `data` into the charts of the sections.
-
-    It asks nothing of the network, and reads without scripts but for the charts.
-    """
-    return fill(
-        "sections.html",
-        {
-            "title": escape(page.heading),
-            "style": asset("style.css"),
-            "kicker": escape(page.kicker),
-            "heading": escape(page.heading),
-            "facts": "".join(f"<li>{escape(fact)}</li>" for fact in page.facts),
-            "lead": page.lead,
-            "sections": "".join(map(_section, page.sections)),
-            "data": embedded(data),
-            "script": asset("charts.js") + "\n" + asset(script),
-        },
-    )
+    """The page as HTML text; `script` (a file beside this one) draws `data` into the charts of the sections."""
+    facts = "".join(f"<li>{escape(fact)}</li>" for fact in page.facts)
+    return framed(page.kicker, page.heading, facts, "".join(map(_section, page.sections)), data, script, lead=page.lead)
 
 
 def figure(title: str, note: str, chart: str) -> str:

@@ -84,14 +84,7 @@ function curves(chart, id) {
     left: 58,
     right: 24,
     bottom: 22,
-    pick(drawn, px, py) {
-      let best = 0;
-      const far = (p) => (drawn.sx(p.x) - px) ** 2 + (drawn.sy(p.y) - py) ** 2;
-      points.forEach((p, i) => {
-        if (far(p) < far(points[best])) best = i;
-      });
-      return best;
-    },
+    pick: (drawn, px, py) => nearest(points, drawn, px, py),
     paint(drawn) {
       const x = (drawn.sx = drawn.x(0, xTop));
       const y = (drawn.sy = drawn.y(yFrom, yTop, log));

@@ -44,14 +44,7 @@ function scatter(id, xName, yName, xLabel, yText, front) {
     label: `${points.length} configurations, ${yName} against ${xName}`,
     height: 300,
     left: 58,
-    pick(chart, x, y) {
-      let best = 0;
-      const far = (p) => (chart.sx(p.x) - x) ** 2 + (chart.sy(p.y) - y) ** 2;
-      points.forEach((p, i) => {
-        if (far(p) < far(points[best])) best = i;
-      });
-      return best;
-    },
+    pick: (chart, x, y) => nearest(points, chart, x, y),
     paint(chart) {
       const x = (chart.sx = chart.x(xFrom, xTop));
       const y = (chart.sy = chart.y(yFrom, yTop, yLog));

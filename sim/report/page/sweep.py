@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sim.report.collect import SHOWN, TEXTS, cell, failure_groups, override_keys, setting_of, table_notes
-from sim.report.page.build import asset, embedded, fill, table
+from sim.report.page.build import fill, framed, table
 
 
 def pareto_front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -56,19 +56,9 @@ def sweep_page(rows: Sequence[dict[str, Any]], name: str, pages: Collection[str]
         f"{len(good)} ran",
         *([f"{len(bad)} did not"] if bad else []),
     ]
-    return fill(
-        "sweep.html",
-        {
-            "title": escape(name),
-            "style": asset("style.css"),
-            "heading": escape(name),
-            "subtitle": "".join(f"<li>{escape(fact)}</li>" for fact in facts),
-            "table": _table(good, keys, set(front), pages) + _note(rows),
-            "failures": _failures(bad, keys),
-            "data": embedded({"points": points, "front": front}),
-            "script": asset("charts.js") + "\n" + asset("sweep.js"),
-        },
-    )
+    slots = {"table": _table(good, keys, set(front), pages) + _note(rows), "failures": _failures(bad, keys)}
+    line = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+    return framed("sweep", name, line, fill("sweep.html", slots), {"points": points, "front": front}, "sweep.js")
 
 
 def _shared(rows: Sequence[dict[str, Any]]) -> list[str]:
