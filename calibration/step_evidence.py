@@ -1,6 +1,6 @@
 """What the times of a measured run say of its engine's steps, beside what a simulation of it says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from calibration.step_links import DEPTHS, link_steps, replicas_of
 from calibration.step_times import Intervals, by_running, intervals
+from sim.deployment.graphs import full_graph_top, runs_as
 from sim.report.result import RequestTable, SimulationResult
 
 
@@ -85,8 +86,7 @@ def step_evidence(
             link_steps(recorded, depth, budget),
             np.maximum(predicted.requests.cached_tokens, 0),
             price,
-            settings["graph_mode"],
-            tuple(settings["graph_sizes"]),
+            _runs(settings),
         )
     return StepEvidence(
         depth,
@@ -94,6 +94,13 @@ def step_evidence(
         depth_counts(predicted.requests, depths, budget),
         priced,
     )
+
+
+def _runs(settings: Mapping[str, Any]) -> Callable[[int, bool], tuple[int, int]]:
+    """Padded tokens and graph mode of so many tokens, which all decode or not."""
+    mode, sizes = settings["graph_mode"], tuple(settings["graph_sizes"])
+    top = full_graph_top(mode, sizes, int(settings["max_num_seqs"]))
+    return lambda tokens, only_decodes: runs_as(mode, tokens, only_decodes, sizes, top)
 
 
 def evidence_text(found: StepEvidence) -> str:

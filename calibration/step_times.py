@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibration.step_links import Links
-from sim.deployment.graphs import runs_as
 from sim.report.result import RequestTable
 
 
@@ -47,15 +46,15 @@ def intervals(
     links: Links,
     cached_tokens: np.ndarray,
     price: Callable[[dict[str, np.ndarray]], np.ndarray],
-    graph_mode: str,
-    graph_sizes: tuple[int, ...],
+    runs: Callable[[int, bool], tuple[int, int]],
 ) -> Intervals:
     """The clean intervals of one replica's run, priced.
 
     Left out: intervals in which a prompt of perhaps several chunks is computed, for its share of each step is unknown,
     and those in which nobody runs. `cached_tokens` [request] are taken to have been found in the prefix cache;
-    `price` turns columns named as the fields of `BatchStats` into seconds, `[step]`. How far a request of another
-    component has got is interpolated: between instants of the largest component, else between those of its own.
+    `price` turns columns named as the fields of `BatchStats` into seconds, `[step]`; `runs` has padded tokens and graph
+    mode of so many tokens, which all decode or not. How far a request of another component has got is interpolated:
+    between instants of the largest component, else between those of its own.
     """
     members = [np.flatnonzero(links.component == one) for one in range(int(links.component.max(initial=-1)) + 1)]
     main = members[0] if members else np.empty(0, dtype=np.int64)
@@ -86,8 +85,8 @@ def intervals(
             since[some] = np.round(now - then)
         context = prompt[decoding] + since + 1
         for step in range(steps - 1):
-            batches.append(_batch(context + step, none, none, graph_mode, graph_sizes))
-        batches.append(_batch(context + steps - 1, chunks, prior, graph_mode, graph_sizes))
+            batches.append(_batch(context + step, none, none, runs))
+        batches.append(_batch(context + steps - 1, chunks, prior, runs))
         rows.append((links.at_ns[i], steps, links.at_ns[i + 1] - links.at_ns[i], len(decoding), chunks.sum()))
     if not rows:
         return Intervals(none, none, none, np.empty(0), none, none)
@@ -125,11 +124,11 @@ def by_running(found: Intervals) -> list[dict[str, float | int | str]]:
 
 
 def _batch(
-    context: np.ndarray, chunks: np.ndarray, prior: np.ndarray, mode: str, sizes: tuple[int, ...]
+    context: np.ndarray, chunks: np.ndarray, prior: np.ndarray, runs: Callable[[int, bool], tuple[int, int]]
 ) -> dict[str, float]:
     """The statistics of one step."""
     tokens = int(chunks.sum()) + len(context)
-    padded, graph = runs_as(mode, tokens, not len(chunks), sizes)
+    padded, graph = runs(tokens, not len(chunks))
     ends = prior + chunks
     return {
         "prefill_tokens": float(chunks.sum()),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sim.deployment.graphs import full_graph_top
 from sim.deployment.rules import (
     CacheRules,
     ConnectorRules,
@@ -202,3 +203,8 @@ class EngineSettings:
     long_prefill_token_threshold: int = 0
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def full_graph_top(self) -> int:
+        """The largest full graph of a batch that decodes, in tokens."""
+        return full_graph_top(self.graph_mode, self.graph_sizes, self.max_num_seqs)

@@ -3,7 +3,7 @@
 A captured size is a number of tokens. A step that runs in a graph is padded up to the next captured size; above the
 largest, or where its mode has no graph for it, it runs eager, unpadded. Two kinds of graph exist: *piecewise*
 (attention stays outside, sees real tokens) and *full* (one graph for the whole forward pass, only for batches where
-every row decodes).
+every row decodes, and up to the sizes that such a batch can have).
 """
 
 from bisect import bisect_left
@@ -143,23 +143,38 @@ def padding_table(max_tokens: int, sizes: Sequence[int]) -> list[int]:
     return [padded(t, sizes) for t in range(max_tokens + 1)]
 
 
-def graph_mode_of(mode: str, tokens: int, all_decode: bool, sizes: Sequence[int]) -> int:
+def full_graph_top(mode: str, sizes: Sequence[int], max_num_seqs: int, query_len: int = 1) -> int:
+    """The largest full graph of a batch that decodes, in tokens; 0 without any.
+
+    Where such batches have graphs of their own, these are made of the captured sizes that `max_num_seqs` rows can fill.
+    So if that number is none of them, the largest batches are beyond the last one: with 100 rows, sizes in steps of 8
+    and piecewise graphs beside full ones, 96 rows run as 96 in a full graph, 97 as 104 in pieces.
+
+    Source: vllm-project/vllm#57355 (2026-09), whose fix is in the list of 0.33; other engines append the last size.
+    """
+    if mode not in ("FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"):
+        return max(sizes, default=0) if mode == "FULL" else 0
+    return max((size for size in sizes if size <= max_num_seqs * query_len), default=0)
+
+
+def graph_mode_of(mode: str, tokens: int, all_decode: bool, sizes: Sequence[int], full_top: int) -> int:
     """Which graph a step runs in: 0 eager, 1 piecewise, 2 full.
 
-    `mode` as in `EngineSettings.graph_mode`; `all_decode`: every row of the batch is a decode row.
+    `mode` as in `EngineSettings.graph_mode`; `all_decode`: every row of the batch is a decode row; `full_top`: that of
+    `full_graph_top`.
     """
     if mode == "NONE" or not sizes or not 0 < tokens <= sizes[-1]:
         return EAGER
-    if mode == "FULL" or (all_decode and mode in ("FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")):
+    if mode == "FULL" or (all_decode and tokens <= full_top):
         return FULL
     return EAGER if mode == "FULL_DECODE_ONLY" else PIECEWISE
 
 
-def runs_as(mode: str, tokens: int, all_decode: bool, sizes: Sequence[int]) -> tuple[int, int]:
+def runs_as(mode: str, tokens: int, all_decode: bool, sizes: Sequence[int], full_top: int) -> tuple[int, int]:
     """`(padded tokens, graph)` of a step: what the token-wise operators see, and 0 eager, 1 piecewise, 2 full.
 
     Every engine follows this rule. A step that runs eager is not padded, even where a size is captured for it: under
     `FULL_DECODE_ONLY` a batch with a prefill runs with its own tokens.
     """
-    graph = graph_mode_of(mode, tokens, all_decode, sizes)
+    graph = graph_mode_of(mode, tokens, all_decode, sizes, full_top)
     return (tokens if graph == EAGER else padded(tokens, sizes)), graph

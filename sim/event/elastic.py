@@ -72,10 +72,13 @@ def _change(number: int, entry: Any, pools: Mapping[str, tuple[str, int]]) -> Ch
         raise ValueError(f"{where}.action must be one of {', '.join(ACTIONS)}, got {action!r}.")
     pool = entry.get("pool", next(iter(pools)) if len(pools) == 1 else None)
     if pool not in pools:
-        raise ValueError(f"{where}.pool must be one of {', '.join(pools)}, got {pool!r}.")
+        got = f"got {pool!r}" if "pool" in entry else "and the entry has no pool"
+        raise ValueError(f"{where}.pool must be one of {', '.join(pools)}, {got}.")
     count = pools[pool][1]
     if isinstance(replica, bool) or not isinstance(replica, int) or not 0 <= replica < count:
-        raise ValueError(f"{where}.replica must be a whole number from 0 to {count - 1}, got {replica!r}.")
+        one = f"0, the only one{f' of pool {pool}' if pool else ''}"
+        wanted = one if count == 1 else f"a whole number from 0 to {count - 1}"
+        raise ValueError(f"{where}.replica must be {wanted}, got {replica!r}.")
     names = list(pools)
     before = sum(pools[name][1] for name in names[: names.index(pool)])
     return Change(to_ns(float(at_s)), before + replica, action)

@@ -15,15 +15,15 @@ class Padding:
     """
 
     def __init__(self, settings: EngineSettings):
-        mode, sizes = settings.graph_mode, settings.graph_sizes
+        mode, sizes, top = settings.graph_mode, settings.graph_sizes, settings.full_graph_top
         self.ranks = settings.prefill_context_parallel
         of_prefill = settings.prefill_graph_sizes
         self.largest = max([0, *sizes, *of_prefill])
         self.mixed = [
-            prefill_runs_as(tokens, of_prefill) if of_prefill else runs_as(mode, tokens, False, sizes)
+            prefill_runs_as(tokens, of_prefill) if of_prefill else runs_as(mode, tokens, False, sizes, top)
             for tokens in range(self.largest + 1)
         ]
-        self.decodes = [runs_as(mode, rows, True, sizes) for rows in range(settings.max_num_seqs + 1)]
+        self.decodes = [runs_as(mode, rows, True, sizes, top) for rows in range(settings.max_num_seqs + 1)]
 
     def __call__(self, batch: Batch) -> tuple[int, int]:
         """Padded tokens and graph mode."""

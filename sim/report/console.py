@@ -8,6 +8,7 @@ from typing import Any
 from sim.report.cut import cut_note
 from sim.report.experts import expert_fields
 from sim.report.fleet import WORDS, cut_transfers, link_rows, pool_shares, ttft_parts
+from sim.report.graphs import graph_fields
 from sim.report.metrics import Metrics
 from sim.report.priority import by_priority
 from sim.report.result import SimulationResult
@@ -122,6 +123,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         line("Steps:", metrics.steps),
         line("Mean batch, requests / tokens:", pair(metrics.batch_requests_mean, metrics.batch_tokens_mean)),
         line("Step time / duration (%):", percent(metrics.busy_share)),
+        *_graph_lines(result),
         *_claim_lines(result),
         *_stage_lines(result, metrics),
         *_expert_lines(result),
@@ -216,6 +218,7 @@ def _fleet_lines(result: SimulationResult) -> list[str]:
             line("Replicas:", share.what),
             line("Step time / duration (%):", percent(metrics.busy_share)),
             line("Mean batch, requests / tokens:", pair(metrics.batch_requests_mean, metrics.batch_tokens_mean)),
+            *_graph_lines(pool.result),
             _kv_line(metrics),
             line("Mean queue time (ms):", ms(metrics.latency["queue"].mean_s)),
             *_claim_lines(pool.result),
@@ -241,6 +244,18 @@ def _stage_lines(result: SimulationResult, metrics: Metrics) -> list[str]:
     busy_s = (result.stages.end_ns - result.stages.start_ns).sum(axis=0) / 1e9
     shares = " / ".join(f"{100 * float(s) / (metrics.duration_s * result.ranks):.1f}" for s in busy_s)
     return [line("Pipeline stages busy (%):", shares)]
+
+
+def _graph_lines(result: SimulationResult) -> list[str]:
+    """How many decode batches ran without a CUDA graph, how much padding graphs cost, and which sizes would help."""
+    found = graph_fields(result)
+    if found is None or not found["sizes"] or found["eager_decode_share"] is None:
+        return []
+    shares = pair(percent(found["eager_decode_share"]), percent(found["decode_padding_share"]))
+    lines = [line("Decode batches eager / padding (%):", shares)]
+    if found["sizes_to_add"]:
+        lines.append(line("Graph sizes that would help, tokens:", ", ".join(map(str, found["sizes_to_add"]))))
+    return lines
 
 
 def _expert_lines(result: SimulationResult) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 from sim.report.attention_ffn import attention_ffn_fields
 from sim.report.bottleneck import verdict
 from sim.report.experts import expert_fields
+from sim.report.graphs import graph_fields
 from sim.report.metrics import Metrics, measure
 from sim.report.moment import CUT
 from sim.report.percentile import Distribution, distribution
@@ -187,6 +188,7 @@ def _pool_fields(share: PoolShare) -> dict[str, Any]:
         "step_time_rel_error": result.claim and result.claim.rel_error,
         "step_time_outside_calibration": result.claim and result.claim.outside_share,
         "bottleneck": share.verdict,
+        "cuda_graphs": graph_fields(result),
         "experts": expert_fields(result),
         "attention_ffn": attention_ffn_fields(result.attention_ffn),
         "memory": result.memory,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from sim.report.graphs import sizes_to_add
 from sim.report.result import SimulationResult
 
 
@@ -78,9 +79,12 @@ def load_key(result: SimulationResult) -> str:
 
 def capture_more(result: SimulationResult) -> str:
     """What gives decode batches a CUDA graph: a larger largest size, or, where that holds every batch, more sizes."""
-    if max(result.settings.get("graph_sizes", ()), default=0) < result.settings.get("max_num_seqs", math.inf):
+    sizes = result.settings.get("graph_sizes", ())
+    if max(sizes, default=0) < result.settings.get("max_num_seqs", math.inf):
         key = "engine.max_cudagraph_capture_size (--max-cudagraph-capture-size)"
-        return f"{key}: capture up to engine.max_num_seqs."
+        largest = max(sizes_to_add(result), default=0)
+        needed = f"; this run had batches of up to {largest} tokens" if largest > max(sizes, default=0) else ""
+        return f"{key}: capture up to engine.max_num_seqs{needed}."
     return "engine.cudagraph_mode: one that holds decode batches whole, their sizes are captured."
 
 

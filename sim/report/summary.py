@@ -8,6 +8,7 @@ from sim.report.attention_ffn import attention_ffn_fields
 from sim.report.cut import cut_outputs
 from sim.report.experts import expert_fields
 from sim.report.fleet import fleet_fields, fleet_verdict
+from sim.report.graphs import graph_fields
 from sim.report.hit_rate import LookupTotals
 from sim.report.metrics import Metrics, measure
 from sim.report.percentile import Distribution
@@ -156,6 +157,7 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "batch_requests_mean": metrics.batch_requests_mean,
         "batch_tokens_mean": metrics.batch_tokens_mean,
         "busy_share": metrics.busy_share,
+        "cuda_graphs": graph_fields(result),
         "step_time_s": {name.removesuffix("_s"): values.sum() for name, values in result.components_s.items()},
         "bottleneck": found,
         **fleet_fields(result),

@@ -7,7 +7,7 @@ from enum import IntEnum
 import numpy as np
 
 from sim.deployment.engine import EngineSettings
-from sim.deployment.graphs import MODES
+from sim.deployment.graphs import MODES, full_graph_top
 from sim.memory.shape import GroupShape
 from sim.units import to_ns
 from sim.workload.trace import Workload
@@ -67,6 +67,11 @@ class LaneJob:
     replicas: int = 1
     router: str = "round_robin"
     needs_exact: str = ""
+
+    @property
+    def full_graph_top(self) -> int:
+        """The largest full graph of a batch that decodes, in tokens."""
+        return full_graph_top(self.graph_mode, self.graph_sizes, self.max_num_seqs)
 
 
 def lane_job(

@@ -161,13 +161,13 @@ def _prices(jobs: Sequence[LaneJob], tables: Sequence[PriceTable]) -> tuple[dict
     unit = SMALLEST["tokens"]
     tokens = -(-(max((job.max_num_batched_tokens for job in jobs), default=1) + 1) // unit) * unit
     rows = power_of_two(max((job.max_num_seqs for job in jobs), default=1) + 1, SMALLEST["table_rows"])
-    keys = [(job.table, job.graph_mode, tuple(job.graph_sizes)) for job in jobs]
+    keys = [(job.table, job.graph_mode, tuple(job.graph_sizes), job.full_graph_top) for job in jobs]
     index = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     budgets, seats = [0] * len(index), [0] * len(index)
     for key, job in zip(keys, jobs, strict=True):
         i = index[key]
         budgets[i], seats[i] = max(budgets[i], job.max_num_batched_tokens), max(seats[i], job.max_num_seqs)
-    graphs = [graph_table(key[1], key[2], budget) for key, budget in zip(index, budgets, strict=True)]
+    graphs = [graph_table(*key[1:], budget) for key, budget in zip(index, budgets, strict=True)]
     by_tokens = [
         _padded_end(_price(tables, key[0], graph, most), tokens)
         for key, graph, most in zip(index, graphs, seats, strict=True)
@@ -184,13 +184,13 @@ def _prices(jobs: Sequence[LaneJob], tables: Sequence[PriceTable]) -> tuple[dict
     return prices, graphs, [index[key] for key in keys]
 
 
-def graph_table(mode: str, sizes: Sequence[int], max_tokens: int) -> Graphs:
+def graph_table(mode: str, sizes: Sequence[int], full_top: int, max_tokens: int) -> Graphs:
     """Padding and graph of a step of t = 0 .. `max_tokens` tokens, for batches with a prefill and pure decode ones."""
     largest = min(sizes[-1] if sizes else 0, max_tokens)
     padded = np.tile(np.arange(max_tokens + 1), (2, 1))
     modes = np.full_like(padded, EAGER)
     for pure in (0, 1):
-        steps = [runs_as(mode, t, bool(pure), sizes) for t in range(largest + 1)]
+        steps = [runs_as(mode, t, bool(pure), sizes, full_top) for t in range(largest + 1)]
         padded[pure, : largest + 1], modes[pure, : largest + 1] = zip(*steps, strict=True)
     return Graphs(padded, modes)
 

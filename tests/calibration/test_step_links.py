@@ -152,7 +152,7 @@ def test_intervals_hold_the_batches_that_ran():
         return base_s + token_s * tokens + row_s * batches["emitting"]
 
     links = link_steps(run.requests, 2, BUDGET)
-    found = intervals(run.requests, links, run.requests.cached_tokens, price, "NONE", ())
+    found = intervals(run.requests, links, run.requests.cached_tokens, price, lambda tokens, only_decodes: (tokens, 0))
     assert len(found) > 20
     assert (found.prefill_tokens > 0).any() and (found.prefill_tokens == 0).any()
     assert (abs(found.priced_s * 1e9 - found.measured_ns) < 2 * found.steps).all()

@@ -10,6 +10,7 @@ from sim.deployment.graphs import (
     FULL,
     PIECEWISE,
     capture_sizes,
+    full_graph_top,
     graph_mode_of,
     padded,
     padding_table,
@@ -101,14 +102,53 @@ def test_padding_is_the_next_size(seqs, extra, version):
 
 def test_full_graphs_only_for_uniform_decodes():
     sizes = (1, 2, 4, 8)
-    assert graph_mode_of("FULL_AND_PIECEWISE", 3, True, sizes) == FULL
-    assert graph_mode_of("FULL_AND_PIECEWISE", 3, False, sizes) == PIECEWISE
-    assert graph_mode_of("FULL_AND_PIECEWISE", 9, True, sizes) == EAGER
-    assert graph_mode_of("PIECEWISE", 3, True, sizes) == PIECEWISE
-    assert graph_mode_of("FULL_DECODE_ONLY", 3, False, sizes) == EAGER
-    assert graph_mode_of("FULL", 3, False, sizes) == FULL
-    assert graph_mode_of("NONE", 3, True, sizes) == EAGER
-    assert graph_mode_of("FULL", 0, True, sizes) == EAGER
+    assert graph_mode_of("FULL_AND_PIECEWISE", 3, True, sizes, 8) == FULL
+    assert graph_mode_of("FULL_AND_PIECEWISE", 3, False, sizes, 8) == PIECEWISE
+    assert graph_mode_of("FULL_AND_PIECEWISE", 9, True, sizes, 8) == EAGER
+    assert graph_mode_of("PIECEWISE", 3, True, sizes, 0) == PIECEWISE
+    assert graph_mode_of("FULL_DECODE_ONLY", 3, False, sizes, 8) == EAGER
+    assert graph_mode_of("FULL", 3, False, sizes, 8) == FULL
+    assert graph_mode_of("NONE", 3, True, sizes, 0) == EAGER
+    assert graph_mode_of("FULL", 0, True, sizes, 8) == EAGER
+
+
+def test_a_full_decode_batch_off_the_grid_has_no_full_graph():
+    """vllm-project/vllm#57355: of 100 rows, 96 run in a full graph and 97 to 100 in pieces, until 0.33 captures 100.
+
+    vllm-project/vllm-ascend#16049: with decode graphs only and 12 rows, 9 to 12 run eager where sizes end at 8.
+    """
+    sizes = capture_sizes("0.19.0", 100, 8192)
+    top = full_graph_top("FULL_AND_PIECEWISE", sizes, 100)
+    assert top == 96
+    assert [runs_as("FULL_AND_PIECEWISE", rows, True, sizes, top) for rows in (95, 96, 97, 100)] == [
+        (96, FULL),
+        (96, FULL),
+        (104, PIECEWISE),
+        (104, PIECEWISE),
+    ]
+    newer = capture_sizes("0.33.0", 100, 8192)
+    assert runs_as("FULL_AND_PIECEWISE", 97, True, newer, full_graph_top("FULL_AND_PIECEWISE", newer, 100)) == (
+        100,
+        FULL,
+    )
+    ascend = (1, 2, 4, 8)
+    top = full_graph_top("FULL_DECODE_ONLY", ascend, 12)
+    assert [runs_as("FULL_DECODE_ONLY", rows, True, ascend, top) for rows in (8, 9, 12)] == [
+        (8, FULL),
+        (9, EAGER),
+        (12, EAGER),
+    ]
+
+
+@given(st.integers(1, 600), st.sampled_from(["0.19.0", "0.33.0", "sglang-0.5", "trtllm-1.0"]))
+def test_full_graphs_end_at_the_largest_batch(seqs, version):
+    """Multiples of 16 are on every grid; 0.33, SGLang and TensorRT-LLM capture the largest batch wherever it is."""
+    sizes = capture_sizes(version, seqs, 1 << 20)
+    top = full_graph_top("FULL_AND_PIECEWISE", sizes, seqs)
+    assert top <= seqs
+    if version != "0.19.0" or seqs % 16 == 0:
+        assert top == min(seqs, 512)
+    assert full_graph_top("FULL", sizes, seqs) == sizes[-1] and full_graph_top("PIECEWISE", sizes, seqs) == 0
 
 
 @pytest.mark.parametrize(
@@ -126,7 +166,7 @@ def test_full_graphs_only_for_uniform_decodes():
     ],
 )
 def test_an_eager_step_is_not_padded(mode, tokens, all_decode, found):
-    assert runs_as(mode, tokens, all_decode, (1, 4, 8)) == found
+    assert runs_as(mode, tokens, all_decode, (1, 4, 8), full_graph_top(mode, (1, 4, 8), 9)) == found
 
 
 def test_sglang_lists():

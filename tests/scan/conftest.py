@@ -55,7 +55,8 @@ TABLES = (make_table(1e-3), make_table(2.7e-3))
 
 def price_of(job: LaneJob):
     """The same price for the oracle: ns of a step from its record."""
-    graphs, table = graph_table(job.graph_mode, job.graph_sizes, job.max_num_batched_tokens), TABLES[job.table]
+    graphs = graph_table(job.graph_mode, job.graph_sizes, job.full_graph_top, job.max_num_batched_tokens)
+    table = TABLES[job.table]
 
     def price_ns(record) -> int:
         tokens, pure = record["prefill_tokens"] + record["decodes"], int(record["prefill_chunks"] == 0)

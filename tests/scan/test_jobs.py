@@ -212,10 +212,10 @@ def test_what_settings_rule_out(job):
 
 def test_graph_table():
     """Captured 1, 4, 8: 5 tokens pad to 8, above 8 nothing is captured; full graphs only for pure decode."""
-    graphs = graph_table("FULL_AND_PIECEWISE", (1, 4, 8), 9)
+    graphs = graph_table("FULL_AND_PIECEWISE", (1, 4, 8), 8, 9)
     assert graphs.padded.tolist() == [[0, 1, 4, 4, 4, 8, 8, 8, 8, 9]] * 2
     assert graphs.mode.tolist() == [[0, *[1] * 8, 0], [0, *[2] * 8, 0]]
-    decode_only = graph_table("FULL_DECODE_ONLY", (1, 4, 8), 9)
+    decode_only = graph_table("FULL_DECODE_ONLY", (1, 4, 8), 8, 9)
     assert decode_only.padded.tolist() == [list(range(10)), graphs.padded[1].tolist()]
 
 

@@ -311,6 +311,14 @@ def test_roles_that_a_scheduler_does_not_have(headway, tmp_path):
         (("deployment.router=fastest",), "deployment.router: wanted one of"),
         (("engine.scheduler_options.speed=3",), "pool prefill (prefill): engine.scheduler_options.speed is no option"),
         (("deployment.elastic.mtbf_s=-1",), "deployment.elastic.mtbf_s must be between 0 and"),
+        (
+            ("deployment.elastic.events=[{at_s: 1, action: fail}]",),
+            "events[0].pool must be one of prefill, decode, and the entry has no pool.",
+        ),
+        (
+            ("deployment.elastic.events=[{at_s: 1, action: fail, pool: decode, replica: 1}]",),
+            "events[0].replica must be 0, the only one of pool decode, got 1.",
+        ),
         (("deployment.pools.decode.tensor_parallel=3",), "pool decode (decode): llama-3.2-1b: tensor parallel size 3"),
         (("deployment.pools.decode.hardware=h2000",), "deployment.pools.decode.hardware=h2000 is not a known device"),
     ],
