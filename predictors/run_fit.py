@@ -110,6 +110,10 @@ def adjusted(plan: Plan, values: Mapping[str, float], source: str = "`headway ca
     rates = {name: value for name, value in values.items() if name not in SECONDS and name != "eager"}
     shared = None if plan.shared is None else adjusted_arrays(plan.shared, rates)
     ffn = None if plan.ffn is None else adjusted_sides(plan.ffn, plan.device.name, rates)
+    draft = plan.draft
+    if draft is not None:
+        first, later = adjusted_arrays(draft.first, rates), adjusted_arrays(draft.later, rates)
+        draft = dataclasses.replace(draft, first=first, later=later)
     exchange = plan.exchange
     if plan.shared is not None and exchange.prefill is not None:
         prefill = dataclasses.replace(plan.shared, collective=exchange.prefill)
@@ -123,6 +127,7 @@ def adjusted(plan: Plan, values: Mapping[str, float], source: str = "`headway ca
         shared=shared,
         ffn=ffn,
         exchange=exchange,
+        draft=draft,
         engine=dataclasses.replace(engine, profile=profile),
         assumptions=rows,
     )

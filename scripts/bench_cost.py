@@ -94,5 +94,6 @@ def random_batches(rng: np.random.Generator) -> BatchStats:
         "emitting": decodes + 1,
         "padded_tokens": chunk + decodes,
         "graph_mode": rng.integers(0, 2, CONFIGURATIONS).astype(float),
+        "draft_tokens": np.zeros(CONFIGURATIONS),
     }
     return BatchStats(**{name: jnp.asarray(value, jnp.float32) for name, value in fields.items()})

@@ -118,6 +118,6 @@ class Shaper:
         longest = context + spread * (0.5 - 1.0 / (running + 1.0)) if running >= 1 else context
         squares = running * (context**2 + (spread**2 / 12.0 if running > 1 else 0.0))
         lengths = [running, running * context, longest if running else 0.0, squares]
-        found = [*(chunk or [0.0] * 5), *lengths, emitting, float(padded), float(mode)]
+        found = [*(chunk or [0.0] * 5), *lengths, emitting, float(padded), float(mode), 0.0]
         assert len(found) == len(BATCH)
         return found

@@ -8,6 +8,7 @@ from typing import Any
 from conf.files import by_hf_id, choices, hub_names, looks_like_file
 from conf.mistakes import did_you_mean, nearest
 from scripts.vllm_flags.parser import WANTED, Flag, Given, convert, parse_flags, words_of
+from scripts.vllm_flags.speculative import speculative_rule
 from scripts.vllm_flags.translation import Rule, Translation, apply, literal, table
 from sim.deployment.all_to_all import AUTO, DIRECT, EXCHANGES
 from sim.documents import user_path
@@ -337,6 +338,7 @@ def expert_size_rule(given: Given, out: Translation) -> None:
 
 
 RULES: dict[str, Rule] = {
+    "speculative": speculative_rule,
     "model": model_rule,
     "data_parallel": data_parallel_rule,
     "all_to_all": all_to_all_rule,

@@ -13,6 +13,7 @@ from predictors.learned import artifact_for, cost_rows, families_of, learned_cos
 from predictors.served import taught_plan
 from sim.cost.analytic import analytic_cost
 from sim.cost.attention_ffn import attention_ffn_prices
+from sim.cost.drafting import drafted_prices
 from sim.cost.experts.build import routed_experts
 from sim.cost.experts.times import RoutedExperts
 from sim.cost.lockstep import lockstep_prices
@@ -84,6 +85,9 @@ class Job:
     def prices(self) -> Prices:
         """The plan's prices: one table, one per pipeline stage, or those of data-parallel ranks that run together."""
         plan, routed = self.plan, self.routed
+        if plan.engine.speculation is not None:
+            drafts = plan.engine.speculation.tokens
+            return drafted_prices(self.cost, plan.arrays, plan.draft, plan.engine, *self._most(), drafts)
         if plan.ffn is not None:
             return attention_ffn_prices(self.cost, self.ffn_cost, plan.arrays, plan.ffn, *self._most())
         if plan.shared is not None:
@@ -150,7 +154,9 @@ class Job:
         plan = self.plan
         ffn = plan.ffn
         of_ffn = None if ffn is None else (ffn.layers, ffn.instances, ffn.micro_batches)
-        shape = repr((self._most(), plan.domains, plan.exchange.decides, len(plan.stages), of_ffn)).encode()
+        shape = repr(
+            (self._most(), plan.domains, plan.engine.speculation, plan.exchange.decides, len(plan.stages), of_ffn)
+        ).encode()
         parts: tuple[Any, ...] = (plan.stages, plan.shared, plan.exchange, plan.hand_over, plan.tokens_back)
         parts = (self.cost, *parts) if ffn is None else (self.cost, self.ffn_cost, *parts, *ffn.priced)
         if self.conf.experts.law != EVEN:
@@ -201,6 +207,11 @@ def _check_experts(conf: SimulateConf, plan: Plan) -> None:
         raise ValueError(
             f"experts.law={law} is not simulated on FFN devices, whose experts are alike: leave it out, or leave out "
             "deployment.ffn."
+        )
+    if law != EVEN and plan.engine.speculation is not None:
+        raise ValueError(
+            f"experts.law={law} is not simulated with speculative decoding: leave it out, or leave out "
+            "engine.speculation.method."
         )
     if law != EVEN and plan.deployment.prefill_context_parallel > 1:
         raise ValueError(

@@ -10,6 +10,7 @@ from sim.api.attention_ffn import attention_ffn_use, sent_bytes
 from sim.api.job import Job, bounds_ms
 from sim.api.layer_kinds import layer_kinds
 from sim.cost.attention_ffn_steps import SideTimes, attention_ffn_steps
+from sim.cost.drafting import with_drafts
 from sim.cost.experts.draw import step_draws
 from sim.cost.experts.prices import SUMS
 from sim.cost.experts.waits import rank_waits
@@ -57,14 +58,14 @@ def assemble(
     settings = {
         field.name: getattr(plan.engine, field.name)
         for field in dataclasses.fields(plan.engine)
-        if field.name not in ("profile", "origin", "notes")
+        if field.name not in ("profile", "origin", "notes", "speculation")
     }
     return SimulationResult(
         requests=found.requests,
         steps=steps,
         itl_ns=found.itl_ns,
         itl_count=found.itl_count,
-        components_s={name: components[name] for name in (*SECONDS, "wait_s") if name in components},
+        components_s={name: components[name] for name in (*SECONDS, "wait_s", "draft_s") if name in components},
         claim=_claim(job, components),
         engine=engine,
         model=plan.model.name,
@@ -105,6 +106,7 @@ def assemble(
         moments=found.moments if isinstance(found, ExactRun) else (),
         experts=_expert_table(job, steps),
         attention_ffn=used,
+        speculation=found.speculation if isinstance(found, ExactRun) else None,
         layers=layer_kinds(plan),
     )
 
@@ -146,6 +148,8 @@ def _components(
         routed = job.routed[stage]
         if routed is not None:
             found = with_routing(found, arrays, routed, steps)
+        if plan.engine.speculation is not None:
+            found = with_drafts(found, job.cost, plan.draft, plan.engine, steps)
         used_ns = first.end_ns - first.start_ns
         used_s = 1e-9 * (used_ns if stages is None else used_ns[:, stage])
         agree = agree and bool((abs(used_s - found["total_s"]) <= 1.001e-9).all())

@@ -30,6 +30,7 @@ class StepTerms(NamedTuple):
     """A plan's share of the price, by kernel: leaves with slots first and the plan's `config` axes last.
 
     `emitting`: 1 for products of the emitting rows. `kinds`, `states`: the plan's slots, for their kernels' doubt.
+    `query_tokens`: of a decode row that verifies drafts; None without drafts.
     """
 
     gemm: Any
@@ -47,6 +48,7 @@ class StepTerms(NamedTuple):
     states: RecurrentSlots
     context: ContextPrices | None
     device: DeviceArrays
+    query_tokens: Any
 
 
 class KernelCost(CostModel):
@@ -74,7 +76,9 @@ class KernelCost(CostModel):
             gemm=self.gemm.terms(plan.gemm, device),
             beside=beside_terms(plan.gemm, device),
             emitting=slots_first(plan.gemm.emitting),
-            attention=attention_terms(jnp, plan.attention, device, self.decode, self.prefill, plan.context),
+            attention=attention_terms(
+                jnp, plan.attention, device, self.decode, self.prefill, plan.context, plan.query_tokens
+            ),
             recurrent=self.recurrent.terms(jnp, states, device),
             moe=self.moe.terms(plan.moe, device),
             elementwise=self.elementwise.terms(plan.elementwise, device),
@@ -86,11 +90,12 @@ class KernelCost(CostModel):
             states=states,
             context=context_prices(plan.context),
             device=device,
+            query_tokens=plan.query_tokens,
         )
 
     def price(self, terms: StepTerms, stats: BatchStats) -> StepCost:
         """Cost of the batch `stats` from the plan's `terms`. Shapes: the same `config` axes."""
-        tokens, emitting = stats.padded_tokens, stats.emitting
+        tokens, emitting = stats.padded_tokens, stats.emitting + stats.draft_tokens
 
         logits = terms.emitting
         products = self.gemm.price(terms.gemm, logits * emitting + (1.0 - logits) * tokens)
@@ -129,18 +134,19 @@ class KernelCost(CostModel):
 
     def attention(self, terms: StepTerms, stats: BatchStats) -> Priced:
         """Attention and state layers of all kinds; see `CostModel`."""
-        batch = [getattr(stats, name) for name in LENGTHS]
+        batch = {name: getattr(stats, name) for name in LENGTHS}
         split = None if terms.context is None else terms.context.terms
-        kinds_s: Any = lengths_s(jnp, LengthTerms(attention=(terms.attention,), context=split), *batch)
-        states_s: Any = lengths_s(jnp, LengthTerms(recurrent=(terms.recurrent,)), *batch)
+        kinds = LengthTerms((terms.attention,), context=split, query_tokens=terms.query_tokens)
+        kinds_s: Any = lengths_s(jnp, kinds, **batch, draft_tokens=stats.draft_tokens)
+        states_s: Any = lengths_s(jnp, LengthTerms(recurrent=(terms.recurrent,)), **batch)
         prefills = stats.prefill_tokens > 0.0
         decode = self.decode.doubt(terms.kinds, terms.device, stats)
         prefill = self.prefill.doubt(terms.kinds, terms.device, stats)
         error, outside = (jnp.where(prefills, one, other) for one, other in zip(prefill, decode, strict=True))
-        kinds = Priced(kinds_s, kinds_s * error, kinds_s * outside).total()
+        kinds_priced = Priced(kinds_s, kinds_s * error, kinds_s * outside).total()
         error, outside = self.recurrent.doubt(terms.states, terms.device, stats)
         states = Priced(states_s, states_s * error, states_s * outside).total()
-        parts = [kinds, states]
+        parts = [kinds_priced, states]
         if terms.context is not None:
             prior = stats.prefill_kv_tokens - stats.prefill_tokens
             parts.append(moved_price(terms.context, stats.prefill_tokens, stats.decodes, prior).total())
@@ -158,4 +164,4 @@ class KernelCost(CostModel):
 
     def lengths(self, terms: StepTerms) -> LengthTerms:
         """Constants of the lengths' closed form, Python floats; see `CostModel`."""
-        return used_terms(terms.attention, terms.recurrent, terms.context)
+        return used_terms(terms.attention, terms.recurrent, terms.context, terms.query_tokens)

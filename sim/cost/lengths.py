@@ -19,6 +19,7 @@ class AttentionTerms(NamedTuple):
     """One kind of attention: `layers` of them, their two kernels, and the window if there is one.
 
     `window`: keys a row may look back; `chunked`: 1 if chunks instead of a sliding window. Both None without.
+    `verify`: the decode kernel with the queries of a row that verifies drafts; None without.
     """
 
     layers: Number
@@ -26,17 +27,20 @@ class AttentionTerms(NamedTuple):
     prefill: PrefillTerms
     window: Number | None = None
     chunked: Number | None = None
+    verify: DecodeTerms | None = None
 
 
 class LengthTerms(NamedTuple):
     """Constants of the closed form: one entry per used kind. Leaves are floats, or arrays that broadcast.
 
-    `context`: how context-parallel ranks divide attention; None where there are none.
+    `context`: how context-parallel ranks divide attention; None where there are none. `query_tokens`: of a decode row
+    with all its drafts; None without.
     """
 
     attention: tuple[AttentionTerms, ...] = ()
     recurrent: tuple[RecurrentTerms, ...] = ()
     context: ContextTerms | None = None
+    query_tokens: Number | None = None
 
 
 def lengths_s(
@@ -51,6 +55,7 @@ def lengths_s(
     decode_sum: Number,
     decode_max: Number,
     decode_sumsq: Number,
+    draft_tokens: Number = 0.0,
 ) -> Number:
     """Seconds of all attention and state layers for one batch, and of what ranks send for it; 0 when nothing attends.
 
@@ -59,9 +64,12 @@ def lengths_s(
     - `xp`: `FLOATS`, `numpy` or `jax.numpy`.
     - `terms`: from `sim.cost.table.PriceTable.lengths`, or stacked ones (`stack_terms`).
     - the rest: as in `BatchStats`, numbers or arrays of one shape.
+
+    A row that verifies k drafts reads its keys once for 1 + k queries: the decode kernel with 1 + k times the query
+    heads. A batch with some of the drafts that its rows may have lies in between, by their share.
     """
     if xp is FLOATS and not prefill_tokens:
-        return decodes_s(terms, decodes, decode_sum, decode_max, decode_sumsq)
+        return decodes_s(terms, decodes, decode_sum, decode_max, decode_sumsq, draft_tokens)
     maximum = xp.maximum
     total: Any = 0.0
     rows = maximum(decodes, 1.0)
@@ -71,7 +79,7 @@ def lengths_s(
     chunks = maximum(prefill_chunks, 1.0)
     prior = prefill_kv_tokens - prefill_tokens
     split = terms.context
-    for layers, decode, prefill, window, chunked in terms.attention:
+    for layers, decode, prefill, window, chunked, verify in terms.attention:
         mean, variance, longest = batch_mean, batch_variance, decode_max
         seen, context, deepest = prefill_area / tokens, prefill_kv_tokens, prefill_max_tokens
         if window is not None and chunked is not None:
@@ -87,6 +95,10 @@ def lengths_s(
             own = pieces(xp, split.query_ranks, *own)
         rows_own, chunks_own, context_own, prior_own = own
         alone_s = decode_s(xp, decode, decodes, *keys)
+        if verify is not None and terms.query_tokens is not None:
+            more_s = maximum(decode_s(xp, verify, decodes, *keys) - alone_s, 0.0)
+            most = maximum((terms.query_tokens - 1.0) * rows, 1.0)
+            alone_s = alone_s + xp.minimum(draft_tokens / most, 1.0) * more_s
         mixed_s = prefill_s(
             xp,
             prefill,
@@ -111,7 +123,9 @@ def lengths_s(
     return total
 
 
-def decodes_s(terms: LengthTerms, decodes: Any, decode_sum: Any, decode_max: Any, decode_sumsq: Any) -> float:
+def decodes_s(
+    terms: LengthTerms, decodes: Any, decode_sum: Any, decode_max: Any, decode_sumsq: Any, draft_tokens: Any = 0.0
+) -> float:
     """What `lengths_s` gives on numbers for a batch that only decodes, bit for bit, in half the time."""
     if not decodes:
         return 0.0
@@ -123,14 +137,18 @@ def decodes_s(terms: LengthTerms, decodes: Any, decode_sum: Any, decode_max: Any
     total: Any = 0.0
     attention: Any = terms.attention
     split: Any = terms.context
-    for layers, decode, _, window, chunked in attention:
+    for layers, decode, _, window, chunked, verify in attention:
         mean, variance, longest = batch_mean, batch_variance, decode_max
         if window is not None and chunked is not None:
             mean, variance, longest = windowed_rows(FLOATS, mean, variance, longest, window, chunked)
         if split is not None:
             share = split.key_share
             mean, variance, longest = mean * share, variance * (share * share), longest * share
-        total += layers * decode_float_s(decode, rows, mean, variance, longest)
+        alone_s = decode_float_s(decode, rows, mean, variance, longest)
+        if draft_tokens and verify is not None and terms.query_tokens is not None:
+            more_s = decode_float_s(verify, rows, mean, variance, longest) - alone_s
+            alone_s += min(draft_tokens / max((terms.query_tokens - 1.0) * rows, 1.0), 1.0) * max(more_s, 0.0)
+        total += layers * alone_s
     recurrent: Any = terms.recurrent
     for layers, floor_s, sequence_s, *_ in recurrent:
         total += layers * (floor_s + sequence_s * decodes)

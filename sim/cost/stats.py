@@ -19,10 +19,12 @@ class BatchStats(eqx.Module):
     - `prefill_max_tokens`: max (p_i + c_i), the longest chain of one chunk.
     - `decodes`: number of decode rows n.
     - `decode_sum`, `decode_max`, `decode_sumsq`: sum, max and sum of squares of l_j.
-    - `emitting`: rows that need logits (decodes and last prefill chunks).
-    - `padded_tokens`: tokens the token-wise operators of one rank see (graph padding), >= prefill + decodes, or, where
-      ranks divide the tokens of a prefill, its share of them + decodes.
+    - `emitting`: rows that sample (decodes and last prefill chunks); with each draft token, they need logits.
+    - `padded_tokens`: tokens the token-wise operators of one rank see (graph padding), >= prefill + decodes + drafts,
+      or, where ranks divide the tokens of a prefill, its share of them + decodes.
     - `graph_mode`: 0 eager, 1 piecewise CUDA graph, 2 full CUDA graph.
+    - `draft_tokens`: tokens that rows verify, beside those of a chunk or the one of a decode row (whose l_j counts
+      them).
     """
 
     prefill_tokens: Float[Array, "*config"]
@@ -37,6 +39,7 @@ class BatchStats(eqx.Module):
     emitting: Float[Array, "*config"]
     padded_tokens: Float[Array, "*config"]
     graph_mode: Float[Array, "*config"]
+    draft_tokens: Float[Array, "*config"]
 
 
 LENGTHS = tuple(BatchStats.__dataclass_fields__)[:9]

@@ -33,10 +33,10 @@ GRIDS = ("decode", "prefill")
 
 
 class PriceTable(NamedTuple):
-    """Price of one step: `token_s[mode, padded] + row_s[emitting] + lengths_s(lengths, ...)`, all float64.
+    """Price of one step: `token_s[mode, padded] + row_s[rows] + lengths_s(lengths, ...)`, all float64.
 
     - `token_s`: `[mode, tokens + 1]`: products, experts, elementwise kernels, collectives, launch, host.
-    - `row_s`: `[rows + 1]`: LM head and sampler.
+    - `row_s`: `[rows + 1]`: LM head and sampler, of emitting rows and the drafts beside them.
     - `lengths`: constants of `sim.cost.lengths.lengths_s`, Python floats.
     - `routing`: what unevenly spread experts change of that.
     """
@@ -92,7 +92,7 @@ def price_steps(
 
     cost, terms = _prepared(cost, plan, alike)
     counts, of_tokens = np.unique(column("padded_tokens"), return_inverse=True)
-    emitting, of_rows = np.unique(column("emitting"), return_inverse=True)
+    emitting, of_rows = np.unique(column("emitting") + column("draft_tokens"), return_inverse=True)
     mode = column("graph_mode").astype(int)
     lengths = np.stack([column(name) for name in STATS], axis=-1)
     with jax.enable_x64(True):
@@ -224,7 +224,7 @@ def stack_terms(tables: Sequence[LengthTerms]) -> LengthTerms:
     """Terms of several plans with a leading `config` axis, `[config]` leaves in float64.
 
     Kinds are matched by position; a plan with fewer kinds than another gets ones with no layers. Windows are kept
-    only where some plan has one.
+    only where some plan has one. Rows that verify drafts have no place here.
     """
 
     def stacked(name: str) -> tuple:
@@ -239,6 +239,7 @@ def stack_terms(tables: Sequence[LengthTerms]) -> LengthTerms:
 
 def _stack(kinds: list) -> Any:
     """One kind of several plans; where only some have a window, the others get one that never binds."""
+    kinds = [kind._replace(verify=None) if hasattr(kind, "verify") else kind for kind in kinds]
     if any(getattr(kind, "window", None) is not None for kind in kinds):
         kinds = [kind._replace(window=UNLIMITED, chunked=0.0) if kind.window is None else kind for kind in kinds]
     grids = {

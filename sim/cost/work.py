@@ -118,7 +118,7 @@ def step_work(terms: WorkTerms, stats: BatchStats) -> tuple[Float[Array, "*confi
     """Bytes of memory moved and FLOPs of one step."""
     products, experts = terms.products, terms.experts
     tokens = stats.padded_tokens
-    rows = products.emitting * stats.emitting + (1.0 - products.emitting) * tokens
+    rows = products.emitting * (stats.emitting + stats.draft_tokens) + (1.0 - products.emitting) * tokens
     product_bytes = jnp.where(rows > 0.0, products.weight_bytes + rows * products.row_bytes, 0.0)
     together = tokens if terms.context is None else tokens * terms.context.query_ranks
     active = active_experts(experts.local_experts, experts.log_missed, together)
@@ -149,12 +149,12 @@ def attention_work(
         terms.window,
         terms.chunked,
     )
-    keys, pairs = reach * stats.decodes, seen * stats.prefill_tokens
-    streamed = keys
+    keys, pairs = reach * (stats.decodes + stats.draft_tokens), seen * stats.prefill_tokens
+    streamed = reach * stats.decodes
     if split is not None:
-        streamed, pairs = keys / split.key_ranks, pairs / split.query_ranks
+        streamed, pairs = streamed / split.key_ranks, pairs / split.query_ranks
         _, _, context, _ = pieces(jnp, split.query_ranks, stats.prefill_tokens, chunks, context, 0.0)
     read = jnp.sum(terms.kv_bytes * (streamed + context), axis=0)
     flops = jnp.sum(terms.key_flops * keys + terms.pair_flops * pairs, axis=0)
     read = read + terms.state_bytes * (stats.decodes + stats.prefill_chunks)
-    return read, flops + terms.state_flops * (stats.decodes + stats.prefill_tokens)
+    return read, flops + terms.state_flops * (stats.decodes + stats.draft_tokens + stats.prefill_tokens)

@@ -8,6 +8,7 @@ from sim.deployment.conf import DeploymentConf, FfnConf
 from sim.deployment.engine import EngineConf, EngineProfile
 from sim.deployment.graphs import MODES
 from sim.deployment.placement import PLACEMENTS
+from sim.deployment.speculation import WITH_KV, Speculation
 from sim.documents import nearest
 from sim.hardware.node import Node
 from sim.hardware.spec import DeviceConf
@@ -148,6 +149,20 @@ def check_async(conf: EngineConf, profile: EngineProfile, pipeline: int) -> None
             f"true with deployment.pipeline_parallel={pipeline}: leave out engine.async_scheduling, or choose a "
             "version that has it (vLLM since 0.15.0)"
         )
+
+
+def check_drafts(conf: EngineConf, profile: EngineProfile, speculation: Speculation | None) -> None:
+    """Raise `ValueError` where scheduling ahead is asked for and drafts of this kind, or this version, forbid it."""
+    if not conf.async_scheduling or speculation is None:
+        return
+    label = f"{conf.name} {conf.version}"
+    if speculation.method not in WITH_KV:
+        raise ValueError(
+            f"drafts by {speculation.method} are made on the host, which {label} does not overlap with steps: leave "
+            "out engine.async_scheduling=true."
+        )
+    if not profile.async_by_default:
+        raise ValueError(f"{label} does not schedule ahead with drafts: leave out engine.async_scheduling=true.")
 
 
 def check_profile(profile: EngineProfile, shipped: EngineProfile) -> None:

@@ -13,6 +13,7 @@ from sim.deployment.conf import DeploymentConf
 from sim.deployment.context import context_assumptions
 from sim.deployment.direct import direct_exchanges, exchange_rule
 from sim.deployment.domains import Domains, domains_of
+from sim.deployment.drafting import check_drafting, compile_draft, draft_assumptions, drafts_not_modelled
 from sim.deployment.engine import EngineConf, EngineSettings
 from sim.deployment.exchange import exchange_group, hand_over, library, tokens_back
 from sim.deployment.formats import format_of
@@ -20,6 +21,7 @@ from sim.deployment.lower import attention_family, lower_rank
 from sim.deployment.plan import FfnPlan, Plan, PlanArrays
 from sim.deployment.rules import ParallelRules
 from sim.deployment.settings import resolve_engine
+from sim.deployment.speculation import NONE
 from sim.hardware.collectives import collective_constants
 from sim.hardware.exchange_form import HIGH_THROUGHPUT, LOW_LATENCY, ONE_SIDED
 from sim.hardware.node import Node
@@ -50,8 +52,11 @@ def compile_plan(
     exchange = exchange_of(deployment_conf, rules)
     runner = replace(device, kernel_launch_s=device.kernel_launch_s * settings.profile.eager_launches)
     of_experts, context = settings.profile.expert_launches, settings.profile.context
+    queries = 1 if settings.speculation is None else settings.speculation.query_tokens
     lowered = [
-        lower_rank(held, runner, domains, kv_bytes, waits_s, name, stages, stage, rules, exchange, of_experts, context)
+        lower_rank(
+            held, runner, domains, kv_bytes, waits_s, name, stages, stage, rules, exchange, of_experts, context, queries
+        )
         for stage in range(stages)
     ]
     apart = deployment_conf.ffn.devices > 0
@@ -72,6 +77,7 @@ def compile_plan(
         shared=lowered[0].shared,
         exchange=exchange_rule(held, Counter(held.layers), device, domains, rules, exchange),
         ffn=ffn,
+        draft=compile_draft(runner, settings, domains),
     )
 
 
@@ -94,6 +100,7 @@ def bounded(plan: Plan, seqs: int) -> Plan:
 
 def _check_shape(model: ModelSpec, device: DeviceConf, engine: EngineConf, deployment: DeploymentConf) -> None:
     check_deployment(deployment, device)
+    check_drafting(engine.speculation.method != NONE, model, deployment)
     if deployment.ffn.devices:
         check_ffn(model, device, deployment)
         _check_island(device, deployment)
@@ -188,6 +195,8 @@ def _assumptions(
         found = collective_constants(device, "all_reduce", deployment.tensor_parallel, library(settings.name))
         yield "all-reduce", "estimated" if found.estimated else "measured constants", found.source
     yield from context_assumptions(device, settings, domains)
+    if settings.speculation is not None:
+        yield from draft_assumptions(settings.speculation)
     if deployment.pipeline_parallel > 1:
         yield from _stage_assumptions(model, device, settings, deployment)
     if settings.profile.api_pickup_s or settings.profile.api_door_s:
@@ -279,8 +288,10 @@ def _not_modelled(
     yield "HTTP, tokenising and detokenising beyond the engine profile's pick-up time"
     yield "power and energy (the device's tdp_w and idle_w are facts only)"
     yield "penalties, guided decoding and log-probabilities in the sampler"
-    if model.draft_layers:
-        yield "speculative decoding: draft layers are not run"
+    if settings.speculation is not None:
+        yield from drafts_not_modelled(settings.speculation, model)
+    elif model.draft_layers:
+        yield "draft layers: they are not run without speculative decoding (speculation=mtp)"
     if any(isinstance(layer.mixer, Recurrent) for layer in model.layers):
         yield "state layers' scan at its own rate: a quarter of the matrix ceiling is assumed"
         if settings.prefix_caching:

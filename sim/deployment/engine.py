@@ -14,6 +14,7 @@ from sim.deployment.rules import (
     SchedulingRules,
     SglangRules,
 )
+from sim.deployment.speculation import Speculation, SpeculationConf
 
 
 @dataclass
@@ -73,6 +74,7 @@ class EngineProfile:
     - `pieces_s`: what the device loses on a step that is no graph as a whole, between pieces and single kernels.
     - `host_step_s`: host time per step: the device waits for it, or, where batches are scheduled ahead, only if
       the step before is shorter.
+    - `drafters`: the methods of speculative decoding that it has and that are simulated.
     - `second_runner`: which models vLLM runs in its second-generation model runner: model types, `dense` (every model
       without experts and recurrent states) or `all`.
     - `memory`: constants of the memory sum, by name (units in the names). `sources`: where each fact was read.
@@ -114,6 +116,7 @@ class EngineProfile:
     log: LogRules = field(default_factory=LogRules)
     parallel: ParallelRules = field(default_factory=ParallelRules)
     context: ContextRules = field(default_factory=ContextRules)
+    drafters: list[str] = field(default_factory=list)
     second_runner: list[str] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
@@ -133,7 +136,8 @@ class EngineConf:
 
     `scheduling_policy` is the order in which the scheduler serves (vLLM: `fcfs` or `priority`; other schedulers have
     their own names), `long_prefill_token_threshold` the most prompt tokens of one request in one batch (0: no bound).
-    `scheduler_options` are the further options of the scheduler chosen, by name.
+    `scheduler_options` are the further options of the scheduler chosen, by name. `speculation`: who drafts
+    tokens that are then verified (`speculation=eagle3` and its like choose a method).
     """
 
     name: str = "vllm"
@@ -160,6 +164,7 @@ class EngineConf:
     cudagraph_capture_sizes: list[int] | None = None
     max_cudagraph_capture_size: int | None = None
     cuda_graph_sizes: list[int] | None = None
+    speculation: SpeculationConf = field(default_factory=SpeculationConf)
     profile: EngineProfile = field(default_factory=EngineProfile)
 
 
@@ -173,6 +178,7 @@ class EngineSettings:
     `pipeline_parallel`: stages of the model. `prefill_context_parallel`: ranks that divide the tokens of a prefill.
     `block_size`: tokens of a block on all ranks that divide the KV cache. `gpu_memory_utilization` is the fraction in
     the engine's own sense (SGLang: of memory for weights and KV; TensorRT-LLM: of what is free after loading).
+    `speculation`: who drafts how many tokens; None: nobody.
     """
 
     name: str
@@ -202,9 +208,11 @@ class EngineSettings:
     scheduling_policy: str = "fcfs"
     long_prefill_token_threshold: int = 0
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
+    speculation: Speculation | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def full_graph_top(self) -> int:
         """The largest full graph of a batch that decodes, in tokens."""
-        return full_graph_top(self.graph_mode, self.graph_sizes, self.max_num_seqs)
+        queries = 1 if self.speculation is None else self.speculation.query_tokens
+        return full_graph_top(self.graph_mode, self.graph_sizes, self.max_num_seqs, queries)

@@ -170,6 +170,12 @@ def graph_mode_of(mode: str, tokens: int, all_decode: bool, sizes: Sequence[int]
     return EAGER if mode == "FULL_DECODE_ONLY" else PIECEWISE
 
 
+def draft_runs_as(mode: str, tokens: int, sizes: Sequence[int], graphs: bool) -> tuple[int, int]:
+    """`(padded tokens, graph)` of a drafter's pass: piecewise where the engine has such graphs, never full."""
+    piecewise = graphs and mode in ("PIECEWISE", "FULL_AND_PIECEWISE")
+    return runs_as("PIECEWISE" if piecewise else "NONE", tokens, False, sizes, 0)
+
+
 def runs_as(mode: str, tokens: int, all_decode: bool, sizes: Sequence[int], full_top: int) -> tuple[int, int]:
     """`(padded tokens, graph)` of a step: what the token-wise operators see, and 0 eager, 1 piecewise, 2 full.
 

@@ -106,6 +106,7 @@ def lower_rank(
     exchange: str = "allgather_reducescatter",
     expert_launches: float = 0.0,
     context: ContextRules | None = None,
+    query_tokens: int = 1,
 ) -> RankArrays:
     """Plan arrays of one rank.
 
@@ -119,6 +120,7 @@ def lower_rank(
     - `rules`, `exchange`: what data-parallel ranks do, and how tokens get to the experts of others.
     - `expert_launches`: what the host launches for one layer's experts; 0: each of their kernels.
     - `context`: what context-parallel ranks do.
+    - `query_tokens`: most tokens of a decode row, 1 + the drafts that it verifies.
 
     **Raises:** ValueError where a size does not divide the model, or the device has no rate for a format.
     """
@@ -139,6 +141,7 @@ def lower_rank(
         exchange=exchange,
         expert_launches=expert_launches,
         context=context,
+        query_tokens=query_tokens,
     )
 
 
@@ -157,6 +160,7 @@ def lower_layers(
     exchange: str = "allgather_reducescatter",
     expert_launches: float = 0.0,
     context: ContextRules | None = None,
+    query_tokens: int = 1,
 ) -> RankArrays:
     """Plan arrays of one rank that holds these layers of `model`; `first`, `last`: with what comes before and after.
 
@@ -189,14 +193,21 @@ def lower_layers(
     graph_s, kernel_s = device.graph_launch_s, device.kernel_launch_s
     submit_s = [launched * kernel_s, (len(held) + 1) * graph_s + between * kernel_s, graph_s]
     arrays = PlanArrays(
-        *own, split, _device_arrays(model, device, submit_s, [kernel_s, graph_s, graph_s], host_s, last)
+        *own,
+        split,
+        _device_arrays(model, device, submit_s, [kernel_s, graph_s, graph_s], host_s, last),
+        _number(query_tokens),
     )
     if together is None:
         return RankArrays(arrays, None)
     nothing = [0.0, 0.0, 0.0]  # the rank's own part has launches, host and sampler
     rest = _device_arrays(model, device, nothing, nothing, -device.host_step_s, False)
     whole = context_arrays(model, {}, device, Domains(), kv_bytes, ContextRules(), library(engine), False)
-    return RankArrays(arrays, PlanArrays(*together, whole, rest))
+    return RankArrays(arrays, PlanArrays(*together, whole, rest, _number(1.0)))
+
+
+def _number(value: float) -> Any:
+    return np.asarray(value, np.float64)
 
 
 def _together(

@@ -218,7 +218,11 @@ class DeviceArrays(eqx.Module):
 
 
 class PlanArrays(eqx.Module):
-    """All that prices a step of one rank. `context`: None only in `trimmed` plans that have no context parallelism."""
+    """All that prices a step of one rank.
+
+    `query_tokens`: of a decode row that verifies drafts, 1 + their most. `context`, `query_tokens`: None only in
+    `trimmed` plans that have no context parallelism, or no drafts.
+    """
 
     gemm: GemmSlots
     attention: AttentionSlots
@@ -228,6 +232,7 @@ class PlanArrays(eqx.Module):
     collective: CollectiveSlots
     context: ContextArrays | None
     device: DeviceArrays
+    query_tokens: Float[Array, "*config"] | None
 
 
 def trimmed(arrays: PlanArrays, powers_of_two: bool = False) -> PlanArrays:
@@ -251,9 +256,12 @@ def trimmed(arrays: PlanArrays, powers_of_two: bool = False) -> PlanArrays:
     if context is not None:
         alone = np.all(np.asarray(context.query_ranks) == 1) and np.all(np.asarray(context.key_ranks) == 1)
         context = None if alone else replace(context, moved=cut(context.moved))
-    names = set(PlanArrays.__dataclass_fields__) - {"context", "device"}
+    verified = arrays.query_tokens
+    if verified is not None and np.all(np.asarray(verified) == 1):
+        verified = None
+    names = set(PlanArrays.__dataclass_fields__) - {"context", "device", "query_tokens"}
     groups = {name: cut(getattr(arrays, name)) for name in names}
-    return PlanArrays(context=context, device=arrays.device, **groups)
+    return PlanArrays(context=context, device=arrays.device, query_tokens=verified, **groups)
 
 
 FEWEST, MOST = "fewest", "most"
@@ -331,14 +339,30 @@ class FfnPlan:
 
 
 @dataclass(frozen=True)
+class DraftPlan:
+    """One rank's drafter: a `first` pass after each step, then `passes` times the `later` one.
+
+    `first` runs over the tokens of the step (`of_rows`: over one token of each row), `later` over one of each row.
+    `graphs`: whether it is captured in piecewise graphs where the engine has them.
+    """
+
+    first: PlanArrays
+    later: PlanArrays
+    passes: int
+    of_rows: bool
+    graphs: bool
+
+
+@dataclass(frozen=True)
 class Plan:
     """A compiled deployment: one kind of replica, `replicas` of them.
 
     `stages`: one rank of each pipeline stage; between stages, the transfers `hand_over`, and from the last to the first
     `tokens_back` (both None with one stage). `shared`: what the data-parallel ranks of a replica run together, priced
     by the tokens of all of them; None where they have nothing to share. `exchange`: how theirs is priced. `ffn`: the
-    feed-forward parts, where they run on devices of their own; `held` is then the model without them. `gpus` over all
-    replicas, FFN devices included; `assumptions` rows are (what, value, source).
+    feed-forward parts, where they run on devices of their own; `held` is then the model without them. `draft`: the
+    model that drafts, where there is one. `gpus` over all replicas, FFN devices included; `assumptions` rows are (what,
+    value, source).
     """
 
     model: ModelSpec
@@ -355,6 +379,7 @@ class Plan:
     shared: PlanArrays | None = None
     exchange: ExchangeRule = GATHERS
     ffn: FfnPlan | None = None
+    draft: DraftPlan | None = None
 
     @property
     def held(self) -> ModelSpec:

@@ -15,6 +15,7 @@ from sim.deployment.check import (
     check_async,
     check_conf,
     check_deployment,
+    check_drafts,
     check_limits,
     check_profile,
     check_utilization,
@@ -34,6 +35,7 @@ from sim.deployment.rules import (
     SchedulingRules,
     SglangRules,
 )
+from sim.deployment.speculation import WITH_KV, Speculation, resolve_speculation
 from sim.hardware.exchange_form import HIGH_THROUGHPUT
 from sim.hardware.spec import DeviceConf
 from sim.model.attention import MLA
@@ -191,13 +193,17 @@ def resolve_engine(
         for key in ("max_num_batched_tokens", "max_num_seqs"):
             origin[key] += f", divided by {domains.dp_attn} data-parallel ranks"
     check_async(conf, profile, pipeline)
+    speculation = resolve_speculation(conf.speculation, model, f"{conf.name} {conf.version}", profile.drafters)
+    check_drafts(conf, profile, speculation)
     alone = pipeline == 1 or profile.async_with_stages
     why = "default" if alone or not profile.async_by_default else "default with pipeline stages"
+    if speculation is not None and speculation.method not in WITH_KV:
+        alone, why = False, f"default with {speculation.method} drafts"
     asynchronous = choose("async_scheduling", conf.async_scheduling, profile.async_by_default and alone, why)
     if domains.lockstep and deployment.all_to_all == HIGH_THROUGHPUT and profile.parallel.high_throughput_graphs:
         conf = replace(conf, cudagraph_mode=profile.parallel.high_throughput_graphs)
         notes.append(f"CUDA graph mode {conf.cudagraph_mode}: what {label} runs with DeepEP's high-throughput kernels")
-    mode, sizes = _graphs(conf, profile, top, tokens, seqs)
+    mode, sizes = _graphs(conf, profile, top, tokens, seqs, speculation)
     notes += _dropped(conf, mode, sizes, tokens)
     if asynchronous and not profile.async_by_default:
         notes.append(
@@ -243,6 +249,7 @@ def resolve_engine(
         scheduling_policy=conf.scheduling_policy,
         long_prefill_token_threshold=conf.long_prefill_token_threshold,
         scheduler_options=_scheduler_options(conf, domains),
+        speculation=speculation,
         notes=tuple(notes),
     )
 
@@ -371,7 +378,9 @@ def _graph_top(profile: EngineProfile, device: DeviceConf, ranks: int) -> int:
     return profile.graph_top_blackwell if any(part in device.name for part in BLACKWELL) else profile.graph_top
 
 
-def _graphs(conf: EngineConf, profile: EngineProfile, top: int, tokens: int, seqs: int) -> tuple[str, tuple[int, ...]]:
+def _graphs(
+    conf: EngineConf, profile: EngineProfile, top: int, tokens: int, seqs: int, speculation: Speculation | None
+) -> tuple[str, tuple[int, ...]]:
     mode = "NONE" if conf.enforce_eager else conf.cudagraph_mode or profile.graph_mode
     if mode == "NONE":
         return mode, ()
@@ -384,6 +393,7 @@ def _graphs(conf: EngineConf, profile: EngineProfile, top: int, tokens: int, seq
         profile.graph_list,
         seqs,
         tokens,
+        query_len=1 if speculation is None else speculation.query_tokens,
         top=top,
         sizes=conf.cudagraph_capture_sizes,
         max_size=conf.max_cudagraph_capture_size,

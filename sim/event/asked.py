@@ -9,6 +9,7 @@ from typing import NamedTuple
 from sim.deployment.conf import DeploymentConf, TransferConf
 from sim.deployment.engine import EngineSettings
 from sim.deployment.pools import PoolSpec
+from sim.deployment.speculation import KEY, NONE
 from sim.event.elastic import elastic_of, may_fail
 from sim.event.routing.find import make_router, sheds
 from sim.memory.terms import MemoryBudget
@@ -39,6 +40,11 @@ def check_asked(deployment: DeploymentConf, specs: Sequence[PoolSpec], seed: int
     _check_policy(deployment, specs)
     elastic_of(deployment, {spec.name: (spec.role, spec.deployment.replicas) for spec in specs}, seed)
     for spec in specs:
+        if deployment.pools and spec.engine.speculation.method != NONE:
+            raise ValueError(
+                f"speculative decoding is not simulated in a deployment of several pools, got {KEY}.method="
+                f"{spec.engine.speculation.method} in pool {spec.name}: leave it out."
+            )
         try:
             check_scheduler(spec.engine)
         except ValueError as error:

@@ -21,6 +21,7 @@ def check_conservation(
     accepted_tokens: int = 0,
     ends: int | None = None,
     cut_tokens: int = 0,
+    committed: int | None = None,
     stages: Sequence[tuple[int, int, StageTable | None]] = (),
     transfers: TransferTable | None = None,
     every_byte: bool = True,
@@ -32,6 +33,7 @@ def check_conservation(
     - tokens out: the emitting rows of all steps, less `unseen_tokens` (rows of requests that were gone, the token of a
       prefill that is handed over), and `accepted_tokens` beyond one per row, give the requested output tokens, plus
       nothing (at most `cut_tokens` of requests that did not end, or began again, come on top);
+    - with drafts, the tokens that rows kept (`committed`) are those that were emitted;
     - every block is free again;
     - batches of a replica follow each other, and in a pipeline on each stage, and each goes from stage to stage
       (`stages`: of the steps from one row up to another, those of a pool);
@@ -63,6 +65,8 @@ def check_conservation(
             for a, b, found in stages or [(0, len(steps), None)]
         ),
     }
+    if committed is not None:
+        checks["tokens committed = tokens emitted"] = committed == emitted
     if transfers is not None:
         checks["what is handed over arrives once"] = _arrives(requests, transfers)
         checks["bytes on links = bytes sent"] = every_byte

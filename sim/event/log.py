@@ -54,6 +54,8 @@ class StepLog:
                 batch.emitting,
                 padded,
                 mode,
+                batch.draft_tokens,
+                batch.accepted_tokens,
                 batch.running,
                 batch.waiting,
                 batch.free_blocks,

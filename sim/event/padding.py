@@ -37,6 +37,27 @@ class Padding:
         return self.mixed[tokens] if tokens <= self.largest else (tokens, EAGER)
 
 
+class DraftPadding(Padding):
+    """The same where rows verify drafts: only rows with all of theirs make a batch that decodes.
+
+    A row without drafts, or with some, is one of several lengths to the engine. `decodes[rows]`: each with all drafts.
+    """
+
+    def __init__(self, settings: EngineSettings, draft_tokens: int):
+        super().__init__(settings)
+        self._drafts = draft_tokens
+        mode, sizes, top = settings.graph_mode, settings.graph_sizes, settings.full_graph_top
+        self.decodes = [
+            runs_as(mode, rows * (1 + draft_tokens), True, sizes, top) for rows in range(settings.max_num_seqs + 1)
+        ]
+
+    def __call__(self, batch: Batch) -> tuple[int, int]:
+        """Padded tokens and graph mode."""
+        if not batch.prefill_tokens and batch.draft_tokens == self._drafts * batch.decodes:
+            return self.decodes[batch.decodes]
+        return self.of(batch.tokens, False)
+
+
 class StepPadding:
     """Of one step of several ranks, each of whose batches (None: a dummy) is cut in `parts`.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from sim.cost.attention_ffn import AttentionFfnPrices
+from sim.cost.drafting import DraftedPrices
 from sim.cost.lockstep import LockstepPrices
 from sim.cost.stages import StagePrices
 from sim.cost.table import PriceTable
@@ -21,14 +22,18 @@ from sim.event.replica import Port, Replica, Watcher
 from sim.event.routing.base import Door
 from sim.event.servable import Entrance, Trial
 from sim.event.stages import StagedReplica, StageLog
+from sim.event.verified import Verified
 from sim.memory.shape import CacheShape, GroupShape
+from sim.runtime.speculation import DrawnDrafts, NothingRight
 from sim.scheduler.base import Scheduler
-from sim.scheduler.find import make_scheduler, roles_of
+from sim.scheduler.find import make_scheduler, make_speculative, roles_of
+from sim.scheduler.hooks import Drafting
 from sim.units import to_ns
 
 
-Prices = PriceTable | StagePrices | LockstepPrices | AttentionFfnPrices
-"""Of one stage, of each of several, or of data-parallel ranks that run together, with the experts or without."""
+Prices = PriceTable | DraftedPrices | StagePrices | LockstepPrices | AttentionFfnPrices
+"""Of one stage, with drafts or without; of each of several; or of data-parallel ranks that run together, with the
+experts or without."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class PoolRanks:
     stage_log: StageLog | None = None
     schedulers: list[Scheduler] = field(default_factory=list)
     named: bool = False
+    verified: tuple[Verified, ...] = ()
 
 
 def make_ranks(
@@ -76,17 +82,18 @@ def make_ranks(
     hand_over: HandOver | None,
     log: StepLog,
     now: Callable[[], int],
+    seed: int = 0,
 ) -> PoolRanks:
     """All ranks of a pool, numbered from `first`. `named`: prefixes are reused, so blocks have an identity.
 
     With a `hand_over`, those of role `prefill` and `decode` hand over and take up through it. `now`: the time at which
-    a request comes.
+    a request comes. `seed`: of the drafts that are accepted.
     """
     settings, prices = pool.settings, pool.prices
     cache = CacheShape(pool.num_gpu_blocks - 1, named, pool.groups)
     ports = [_port(pool.role, first + place, hand_over) for place in range(pool.ranks)]
     watchers = [_watcher(pool.role, first + place, client, hand_over) for place in range(pool.ranks)]
-    schedulers = [_scheduler(pool, cache, port) for port in ports]
+    schedulers = [_scheduler(pool, cache, port, _drafts(pool, seed)) for port in ports]
     serves = Entrance(lambda: trial_of(pool, replace(cache, named=False)), settings, cache)
     if isinstance(prices, LockstepPrices | AttentionFfnPrices):
         replicas, doors = lockstep_ranks(
@@ -96,14 +103,14 @@ def make_ranks(
     stage_log = StageLog(len(prices.tables)) if isinstance(prices, StagePrices) else None
     replicas = _loops(first, schedulers, settings, prices, watchers, ports, log, stage_log)
     doors = free_ranks(first, replicas, settings, pool.data_parallel)
-    return PoolRanks(replicas, doors, serves, stage_log, schedulers, named)
+    return PoolRanks(replicas, doors, serves, stage_log, schedulers, named, _counted(pool, replicas))
 
 
 def _loops(
     first: int,
     schedulers: list[Scheduler],
     settings: EngineSettings,
-    prices: PriceTable | StagePrices,
+    prices: PriceTable | DraftedPrices | StagePrices,
     watchers: Sequence[Watcher],
     ports: Sequence[Port | None],
     log: StepLog,
@@ -119,7 +126,7 @@ def _loops(
     idle_sleep_ns = to_ns(profile.idle_sleep_s) if depth > 1 else 0
     queues = [BatchQueue(scheduler, depth, not profile.nonempty_batch_returns) for scheduler in schedulers]
     each = list(enumerate(zip(queues, watchers, ports, strict=True), first))
-    if isinstance(prices, PriceTable):
+    if isinstance(prices, PriceTable | DraftedPrices):
         price = pricer(prices, settings)
         return [
             Replica(index, queue, price, watcher, log, host_ns=host_ns, idle_sleep_ns=idle_sleep_ns, port=port)
@@ -150,7 +157,8 @@ def _loops(
 def trial_of(pool: EnginePool, cache: CacheShape) -> Trial:
     """A scheduler of this pool alone; in a decode pool a prompt's KV is there with the next step."""
     if pool.role != "decode":
-        return Trial(make_scheduler(pool.scheduler, pool.settings, cache))
+        speculation = pool.settings.speculation
+        return Trial(_scheduler(pool, cache, None, None if speculation is None else NothingRight(speculation)))
     port = DecodePort(0, lambda index, request, blocks: port.arrived(request))
     return Trial(_scheduler(pool, cache, port), port.report)
 
@@ -171,7 +179,29 @@ def _watcher(role: str, index: int, client: Client, hand_over: HandOver | None) 
     return PrefillSide(index, hand_over) if role == "prefill" else DecodeSide(hand_over)
 
 
-def _scheduler(pool: EnginePool, cache: CacheShape, port: KVPort | None) -> Scheduler:
+def _drafts(pool: EnginePool, seed: int) -> DrawnDrafts | None:
+    speculation = pool.settings.speculation
+    return None if speculation is None else DrawnDrafts(speculation, seed)
+
+
+def _counted(pool: EnginePool, replicas: Sequence[Replica]) -> tuple[Verified, ...]:
+    """What counts each replica's drafts; nothing where there are none."""
+    speculation = pool.settings.speculation
+    if speculation is None:
+        return ()
+    found = tuple(Verified(speculation.method, speculation.tokens) for _ in replicas)
+    for replica, verified in zip(replicas, found, strict=True):
+        replica.on_output = verified.count
+    return found
+
+
+def _scheduler(
+    pool: EnginePool, cache: CacheShape, port: KVPort | None, progress: DrawnDrafts | None = None
+) -> Scheduler:
+    speculation = pool.settings.speculation
+    if port is None and speculation is not None and progress is not None:
+        drafting = Drafting(speculation.tokens, speculation.lookahead)
+        return make_speculative(pool.scheduler, pool.settings, cache, drafting, progress)
     if port is None:
         return make_scheduler(pool.scheduler, pool.settings, cache)
     roles = roles_of(pool.scheduler)

@@ -1,10 +1,11 @@
 """The exact engine's price of a batch: two table look-ups and the closed form of the lengths."""
 
+from sim.cost.drafting import DraftedPrices, draft_s
 from sim.cost.experts.prices import RoutingPrices
 from sim.cost.lengths import FLOATS, decodes_s, lengths_s
 from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
-from sim.event.padding import Padding
+from sim.event.padding import DraftPadding, Padding
 from sim.scheduler.base import Batch
 from sim.scheduler.hooks import BatchShape
 
@@ -88,6 +89,46 @@ class RoutedPricer(Pricer):
         return int(1e9 * (seconds + lengths) + 0.5), padded, graph
 
 
-def pricer(table: PriceTable, settings: EngineSettings) -> Pricer:
-    """The pricer of a table."""
+class DraftingPricer:
+    """The price of a batch whose rows verify drafts, and of the passes that draft the next ones behind it.
+
+    As `Pricer`; the LM head and the sampler run over all drafts too.
+    """
+
+    def __init__(self, prices: DraftedPrices, settings: EngineSettings, draft_tokens: int):
+        self._token_s = prices.verify.token_s.tolist()
+        self._row_s = prices.verify.row_s.tolist()
+        self._terms = prices.verify.lengths
+        self._draft = prices.draft
+        self._padded = DraftPadding(settings, draft_tokens)
+
+    def __call__(self, batch: Batch) -> tuple[int, int, int]:
+        """Duration in ns, padded tokens and graph mode of a batch."""
+        padded, graph = self._padded(batch)
+        seconds = self._token_s[graph][padded] + self._row_s[batch.emitting + batch.draft_tokens]
+        seconds += lengths_s(
+            FLOATS,
+            self._terms,
+            batch.prefill_tokens,
+            batch.prefill_chunks,
+            batch.prefill_area,
+            batch.prefill_kv_tokens,
+            batch.prefill_max_tokens,
+            batch.decodes,
+            batch.decode_sum,
+            batch.decode_max,
+            batch.decode_sumsq,
+            batch.draft_tokens,
+        )
+        if self._draft is not None:
+            seconds += draft_s(self._draft, batch)
+        return int(1e9 * seconds + 0.5), padded, graph
+
+
+def pricer(prices: PriceTable | DraftedPrices, settings: EngineSettings) -> Pricer | DraftingPricer:
+    """The pricer of a table, or of tables with drafts."""
+    if isinstance(prices, DraftedPrices):
+        assert settings.speculation is not None
+        return DraftingPricer(prices, settings, settings.speculation.tokens)
+    table = prices
     return Pricer(table, settings) if table.routing is None else RoutedPricer(table, table.routing, settings)

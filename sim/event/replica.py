@@ -79,7 +79,8 @@ class Replica:
     `dropped_rows`, which emitted for a request that was gone; `accepted_tokens`, beyond one per row; whether batches
     have told which ones they follow (`tells_follows`); and `delivered_ns`, when the output of each executed batch was
     processed, in order of issue: when it was there, or later where the host was behind. `on_step(batch, start_ns,
-    end_ns)`, if somebody wants it, is called for each batch that is put on the device.
+    end_ns)`, if somebody wants it, is called for each batch that is put on the device, `on_output(batch)` when its
+    output is processed and it tells what it delivered.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Replica:
         self.accepted_tokens = 0
         self.delivered_ns = array("q")
         self.on_step: Callable[[Batch, int, int], None] | None = None
+        self.on_output: Callable[[Batch], None] | None = None
         self._price = price
         self._client = client
         self._log = log
@@ -245,6 +247,8 @@ class Replica:
             self.accepted_tokens += accepted
             if accepted:
                 self._client.continued([(0, accepted)])
+            if self.on_output is not None:
+                self.on_output(batch)
 
     def call(self, now_ns: int, horizon: Callable[[], int]) -> int | None:
         """Turns of the loop from `now_ns` on; returns when it acts next, or None if it blocks for input.

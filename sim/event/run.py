@@ -26,7 +26,8 @@ from sim.event.routing.base import Arrival, Door, Router, chooser
 from sim.event.routing.find import make_router
 from sim.memory.shape import GroupShape
 from sim.report.moment import Moment
-from sim.report.result import LinkTable, RequestTable, StageTable, StepTable, TransferTable
+from sim.report.result import LinkTable, RequestTable, SpeculationTable, StageTable, StepTable, TransferTable
+from sim.report.speculation import merged
 from sim.scheduler.base import Request
 from sim.scheduler.find import roles_of
 from sim.units import to_ns
@@ -58,7 +59,7 @@ class ExactRun:
     `pool_stages`: of each pool whose replicas have several, None of the others. `transfers`, `links`: where KV moved
     between instances. `retries`: requests that were sent again because a replica failed, and how often;
     `unserved_ns`: how long they waited for somebody in service. `moments`: what happened to requests and replicas
-    beside all that, in order.
+    beside all that, in order. `speculation`: what became of drafts.
     """
 
     requests: RequestTable
@@ -74,6 +75,7 @@ class ExactRun:
     retries: dict[int, int] = field(default_factory=dict)
     unserved_ns: dict[int, int] = field(default_factory=dict)
     moments: tuple[Moment, ...] = ()
+    speculation: SpeculationTable | None = None
 
     @property
     def stages(self) -> StageTable | None:
@@ -152,7 +154,7 @@ def run_fleet(
         first = sum(len(made.replicas) for made in ranks)
         named = content is not None and pool.settings.prefix_caching
         now = (lambda: agenda.now_ns) if pool.role == "decode" else (lambda: client.next_ns)
-        ranks.append(make_ranks(pool, first, named, client, hand_over, log, now))
+        ranks.append(make_ranks(pool, first, named, client, hand_over, log, now, seed))
     replicas = [replica for made in ranks for replica in made.replicas]
     if isinstance(hand_over, Layerwise):
         for pool, made in zip(pools, ranks, strict=True):
@@ -195,6 +197,7 @@ def run_fleet(
     stages = tuple(None if made.stage_log is None else made.stage_log.table() for made in ranks)
     bounds = np.searchsorted(steps.replica, np.cumsum([0, *(len(made.replicas) for made in ranks)]))
     transfers = None if hand_over is None else hand_over.table()
+    speculation = merged([verified.table() for made in ranks for verified in made.verified])
     checks = check_conservation(
         requests,
         steps,
@@ -203,6 +206,7 @@ def run_fleet(
         accepted_tokens=sum(replica.accepted_tokens for replica in replicas),
         ends=client.ends,
         cut_tokens=client.cut_tokens,
+        committed=None if speculation is None else speculation.committed,
         stages=[(int(a), int(b), found) for a, b, found in zip(bounds[:-1], bounds[1:], stages, strict=True)],
         transfers=transfers,
         every_byte=hand_over is None or hand_over.every_byte_counts(),
@@ -239,6 +243,7 @@ def run_fleet(
         retries,
         dict(unserved_ns),
         tuple(sorted(moments, key=lambda moment: moment.at_ns)),
+        speculation,
     )
 
 

@@ -35,7 +35,7 @@ class Entrance:
         self._cache = cache
         self._own_rule = getattr(make().scheduler, "servable_tokens", None)
         plain = len(cache.groups) == 1 and cache.groups[0].kind in ("full", "mla")
-        self._exact = plain and self._own_rule is None and not settings.scheduler_options
+        self._exact = plain and self._own_rule is None and not (settings.scheduler_options or settings.speculation)
         self._tried: dict[tuple[int, int], bool] = {}
 
     def __call__(self, prompt: int, outputs: int) -> int | None:
@@ -56,6 +56,8 @@ class Entrance:
         """Whether there is room for two such requests, or with options of the scheduler for two of full length."""
         if self._settings.scheduler_options:
             tokens = self._settings.max_model_len
+        if self._settings.speculation is not None:
+            tokens += 2 * self._settings.speculation.query_tokens
         needed = sum(-(-2 * tokens // group.block_size) + 2 for group in self._cache.groups)
         return needed <= self._cache.usable_blocks
 

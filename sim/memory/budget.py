@@ -8,6 +8,7 @@ from sim.deployment.domains import check_domains, domains_of
 from sim.deployment.engine import EngineSettings
 from sim.hardware.spec import DeviceConf
 from sim.memory.advice import advice, most_utilization
+from sim.memory.drafter import draft_layers, draft_terms
 from sim.memory.ffn import ffn_memory
 from sim.memory.groups import CacheLayout, RequestShape, largest_length, layer_caches, layout
 from sim.memory.sglang import sglang_margin, sglang_terms
@@ -110,7 +111,8 @@ def cache_layout(
 
 def _budget(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deployment: DeploymentConf) -> MemoryBudget:
     tp, pp = deployment.tensor_parallel, deployment.pipeline_parallel
-    check_domains(model, domains_of(model, deployment, engine.profile), pp)
+    domains = domains_of(model, deployment, engine.profile)
+    check_domains(model, domains, pp)
     rule = engine.profile.memory_rule
     if rule not in _TERMS:
         raise ValueError(
@@ -119,6 +121,8 @@ def _budget(model: ModelSpec, device: DeviceConf, engine: EngineSettings, deploy
     stages = []
     for index, layers in enumerate(model.stages(pp)):
         terms = _TERMS[rule](model, device, engine, deployment, index)
+        if index == pp - 1:
+            terms, layers = (*terms, *draft_terms(engine, domains.shards)), (*layers, *draft_layers(engine))
         cache = cache_layout(model, engine, tp, layers, deployment.decode_context_parallel)
         left = _left(terms) if engine.kv_cache_memory_bytes is None else engine.kv_cache_memory_bytes
         stages.append(StageBudget(index, terms, left, cache, cache.num_blocks(left)))

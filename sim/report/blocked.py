@@ -31,7 +31,7 @@ def limits(result: SimulationResult) -> Limits:
     - Rule: none of them. Not told apart where the settings lack the limits.
     """
     steps, settings = result.steps, result.settings
-    tokens = np.asarray(steps.prefill_tokens) + np.asarray(steps.decodes)
+    tokens = steps.tokens
     prompt, whole, promised = _next_request(result)
     free, total = np.asarray(steps.free_blocks), max(result.num_gpu_blocks, 1)
     seats = np.asarray(steps.running) >= settings.get("max_num_seqs", np.inf)

@@ -119,7 +119,7 @@ def _server_verdict(result: SimulationResult) -> Verdict | None:
 
 def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShares) -> Verdict | None:
     steps = result.steps
-    computed = float(np.sum(steps.prefill_tokens) + np.sum(steps.decodes))
+    computed = float(np.sum(steps.tokens))
     recomputed = (metrics.recomputed_tokens or 0) / computed if computed else 0.0
     found = latencies(result.requests)
     queued_s = found.queue_s - (found.ttft_s - found.ttft_queued_s)  # in the engine

@@ -12,6 +12,7 @@ from sim.report.graphs import graph_fields
 from sim.report.metrics import Metrics
 from sim.report.priority import by_priority
 from sim.report.result import SimulationResult
+from sim.report.speculation import speculation_fields
 from sim.report.summary import failed_by_status, ms, percentile_word
 from sim.report.verdict import Verdict
 
@@ -128,6 +129,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         *_stage_lines(result, metrics),
         *_expert_lines(result),
         *_sides_lines(result),
+        *_draft_lines(result),
         line(
             "Output tok/s per GPU / per user:",
             pair(metrics.output_throughput_per_gpu, metrics.output_throughput_per_user),
@@ -283,6 +285,20 @@ def _sides_lines(result: SimulationResult) -> list[str]:
         line("Bubble (%):", pair(percent(found.attention_bubble), percent(found.ffn_bubble))),
         line("Links in use, to FFN / back (%):", pair(percent(found.there_occupied), percent(found.back_occupied))),
         line("Transfer time hidden (%):", percent(found.hidden_share)),
+    ]
+
+
+def _draft_lines(result: SimulationResult) -> list[str]:
+    """What became of drafts, where there were some."""
+    found = speculation_fields(result.speculation)
+    if found is None:
+        return []
+    rates = " / ".join("n/a" if rate is None else f"{100 * rate:.1f}" for rate in found["acceptance_by_position"][:6])
+    more = " ..." if len(found["acceptance_by_position"]) > 6 else ""
+    return [
+        line("Drafted / accepted tokens:", f"{found['drafted_tokens']:,} / {found['accepted_tokens']:,}"),
+        line("Accepted by position (%):", f"{rates}{more}"),
+        line("Tokens per row, all / with drafts:", pair(found["tokens_per_step"], found["mean_accepted_length"], 2)),
     ]
 
 

@@ -83,7 +83,7 @@ def engine_series(result: SimulationResult, replica: int) -> EngineSeries:
     return EngineSeries(
         t_s=ticks * (interval_ns / NS_PER_S),
         prompt_tokens_per_s=first_tokens(prompts) / result.log_interval_s,
-        output_tokens_per_s=per_interval(np.asarray(steps.emitting)[outputs.row]) / result.log_interval_s,
+        output_tokens_per_s=per_interval(steps.emitted[outputs.row]) / result.log_interval_s,
         running=as_of(outputs.running),
         waiting=as_of(outputs.waiting),
         kv_usage=as_of(1 - outputs.free_blocks / usable),

@@ -81,8 +81,11 @@ def _best(counts: np.ndarray, sizes: list[int]) -> tuple[int, int]:
 def _tokens(result: SimulationResult) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scheduled tokens, tokens run with, and graph mode of each step."""
     steps = result.steps
-    tokens = np.asarray(steps.prefill_tokens, np.int64) + np.asarray(steps.decodes, np.int64)
-    return tokens, np.asarray(steps.padded_tokens, np.int64), np.asarray(steps.graph_mode, np.int64)
+    return (
+        steps.tokens.astype(np.int64),
+        np.asarray(steps.padded_tokens, np.int64),
+        np.asarray(steps.graph_mode, np.int64),
+    )
 
 
 def _time_shares(result: SimulationResult, ran: np.ndarray) -> dict[str, float]:

@@ -19,6 +19,7 @@ import numpy as np
 from sim.report.hit_rate import LookupTotals, lookup_totals
 from sim.report.percentile import Distribution, distribution
 from sim.report.result import ABORTED, FINISHED, RequestTable, SimulationResult
+from sim.report.speculation import cut_drafts
 from sim.units import NS_PER_S
 
 
@@ -190,7 +191,7 @@ def measure(result: SimulationResult, percentiles: Sequence[float] = PERCENTILES
     mean_tpot_s = latency["tpot"].mean_s
     kv_mean, kv_max = kv_usage(result)
     rows = np.asarray(steps.prefill_chunks, float) + np.asarray(steps.decodes, float)
-    tokens = np.asarray(steps.prefill_tokens, float) + np.asarray(steps.decodes, float)
+    tokens = np.asarray(steps.tokens, float)
     busy_s = float(np.sum(result.busy_ns)) / NS_PER_S
     preemptions = np.asarray(requests.preemptions)
     return Metrics(
@@ -273,5 +274,5 @@ def recomputed_tokens(result: SimulationResult) -> int | None:
     need = int((prompt - cached + output - 1).sum())
     if result.transfers is not None:
         need += int((np.asarray(result.transfers.source)[rows] >= 0).sum())
-    computed = int(np.sum(steps.prefill_tokens, dtype=np.int64) + np.sum(steps.decodes, dtype=np.int64))
+    computed = int(np.sum(steps.kept_tokens, dtype=np.int64)) - cut_drafts(result)
     return max(computed - need, 0)

@@ -51,7 +51,8 @@ class StepTable:
 
     The batch columns are the fields of `sim.cost.BatchStats`; `start_ns`/`end_ns` bound the forward pass.
     `free_blocks`, `running`, `waiting` as after scheduling, at `issued_ns`; `preempted`: victims of this step.
-    `ended` requests got their last token from it, and gave back `freed_blocks`.
+    `ended` requests got their last token from it, and gave back `freed_blocks`. `accepted_tokens`: drafts that were
+    right, each one more token of a row.
 
     Prefix-cache look-ups of the replica up to this decision, as the engine counts them: `lookups`, the tokens asked for
     (`queries`) and found (`hits`); those of requests that had been preempted stand apart.
@@ -72,6 +73,8 @@ class StepTable:
     emitting: np.ndarray
     padded_tokens: np.ndarray
     graph_mode: np.ndarray
+    draft_tokens: np.ndarray
+    accepted_tokens: np.ndarray
     running: np.ndarray
     waiting: np.ndarray
     free_blocks: np.ndarray
@@ -88,6 +91,24 @@ class StepTable:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Tokens of each step, without padding."""
+        found: np.ndarray = np.asarray(self.prefill_tokens) + np.asarray(self.decodes) + np.asarray(self.draft_tokens)
+        return found
+
+    @property
+    def kept_tokens(self) -> np.ndarray:
+        """Tokens of each step whose KV stays: without the drafts that were wrong."""
+        found: np.ndarray = self.tokens - np.asarray(self.draft_tokens) + np.asarray(self.accepted_tokens)
+        return found
+
+    @property
+    def emitted(self) -> np.ndarray:
+        """Tokens that each step emits."""
+        found: np.ndarray = np.asarray(self.emitting) + np.asarray(self.accepted_tokens)
+        return found
 
 
 @dataclass
@@ -220,6 +241,21 @@ class ExpertTable:
     looked_at: int
 
 
+@dataclass(frozen=True)
+class SpeculationTable:
+    """Drafts of a run, axes `drafts accepted`: how many rows verified so many drafts, so many of which were right.
+
+    `rows`: all rows that gave a client tokens, those without drafts too; `committed` tokens in all, after `cut` ones
+    beyond a request's end were dropped.
+    """
+
+    method: str
+    verified: np.ndarray
+    rows: int
+    committed: int
+    cut: int
+
+
 @dataclass
 class PoolResult:
     """One pool of a fleet: the run as it saw it. Its `result` numbers its ranks from 0, the fleet from `first`."""
@@ -255,6 +291,7 @@ class SimulationResult:
       KV that went from prefill to decode instances. `retries`: how often requests were sent again because a replica
       failed.
     - `experts`: how unevenly tokens were spread over them; None where that was not drawn.
+    - `speculation`: what became of drafts; None where there were none.
     - `attention_ffn`: of a deployment whose feed-forward parts run on devices of their own, what both sides did.
     - `unserved_ns`: how long requests waited because nobody who could take them was in service; those that did.
     - `moments`: what happened to requests and replicas at one moment: failures, starts, clients that gave up.
@@ -305,6 +342,7 @@ class SimulationResult:
     layers: tuple[LayerKind, ...] = ()
     experts: ExpertTable | None = None
     attention_ffn: AttentionFfn | None = None
+    speculation: SpeculationTable | None = None
 
     @property
     def ranks(self) -> int:
@@ -324,9 +362,9 @@ class SimulationResult:
     def seen_tokens(self) -> np.ndarray:
         """Tokens that each step emits for a client, axis `step`: that of a prefill instance nobody sees."""
         if self.pools:
-            parts = [np.asarray(p.result.steps.emitting) * (p.role != "prefill") for p in self.pools]
+            parts = [np.asarray(p.result.steps.emitted) * (p.role != "prefill") for p in self.pools]
             return np.concatenate(parts)
-        return np.asarray(self.steps.emitting)
+        return np.asarray(self.steps.emitted)
 
     def rank_name(self, index: int) -> str:
         """What the rank of that number is called: `replica 1, rank 0`, or the one of the two that says all."""

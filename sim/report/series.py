@@ -138,7 +138,7 @@ def emitted_per_second(requests: RequestTable, steps: StepTable | None, edges_ns
     # Cumulative counts at the edges: a token at an edge belongs to the bin it closes, as a sampler would count it.
     if steps is not None and len(steps):
         order = np.argsort(steps.end_ns, kind="stable")
-        so_far = np.concatenate([[0.0], np.cumsum(np.asarray(steps.emitting, float)[order])])
+        so_far = np.concatenate([[0.0], np.cumsum(np.asarray(steps.emitted, float)[order])])
         total = so_far[np.searchsorted(np.asarray(steps.end_ns)[order], edges_ns, side="right")]
     else:
         done = np.asarray(requests.finish_ns) >= 0

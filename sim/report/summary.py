@@ -15,6 +15,7 @@ from sim.report.percentile import Distribution
 from sim.report.plain import plain
 from sim.report.priority import by_priority
 from sim.report.result import ABORTED, FINISHED, REQUEST_STATUS, SimulationResult
+from sim.report.speculation import speculation_fields
 from sim.report.verdict import Verdict
 
 
@@ -162,6 +163,7 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "bottleneck": found,
         **fleet_fields(result),
         "experts": expert_fields(result),
+        "speculation": speculation_fields(result.speculation),
         "attention_ffn": attention_ffn_fields(result.attention_ffn),
         "memory": result.memory,
         "settings": result.settings,

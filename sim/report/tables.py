@@ -52,7 +52,9 @@ def step_columns(result: SimulationResult) -> dict[str, np.ndarray]:
     columns["decode_context_sum_tokens"] = np.asarray(steps.decode_sum)
     columns["decode_context_max_tokens"] = np.asarray(steps.decode_max)
     columns["decode_context_sumsq_tokens2"] = np.asarray(steps.decode_sumsq)
-    columns["emitted_tokens"] = np.asarray(steps.emitting)
+    columns["draft_tokens"] = np.asarray(steps.draft_tokens)
+    columns["accepted_tokens"] = np.asarray(steps.accepted_tokens)
+    columns["emitted_tokens"] = steps.emitted
     columns["padded_tokens"] = np.asarray(steps.padded_tokens)
     columns["graph_mode"] = np.array(GRAPH_MODES)[np.asarray(steps.graph_mode, np.int64)]
     columns["running_requests"] = np.asarray(steps.running)

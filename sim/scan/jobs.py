@@ -98,6 +98,7 @@ def lane_job(
         (settings.prefill_context_parallel > 1, "ranks divide the tokens of every prefill"),
         (settings.pipeline_parallel > 1, f"there are {settings.pipeline_parallel} pipeline stages"),
         (data_parallel > 1, f"a replica has {data_parallel} data-parallel ranks"),
+        (settings.speculation is not None, "rows verify drafts"),
         (ffn_devices > 0, f"feed-forward parts are on {ffn_devices} devices of their own"),
         (len(groups) > 1, f"{len(groups)} groups of layers share the KV blocks"),
         (any(group.kind not in ("full", "mla") for group in groups), "layers give back KV blocks, or keep states"),

@@ -245,7 +245,8 @@ def _step_table(
     tokens = log["prefill_tokens"] + log["decodes"]
     arrived = np.searchsorted(np.sort(arrival_ns), log["start_ns"], side="right")
     held = -(-(unit.prompt + unit.outputs - 1) // block_size)
-    nothing = dict.fromkeys(LOOKUPS, np.zeros(len(tokens), np.int64))  # no prefixes are reused here
+    absent = (*LOOKUPS, "draft_tokens", "accepted_tokens")  # no prefixes are reused here, and nothing is drafted
+    nothing = dict.fromkeys(absent, np.zeros(len(tokens), np.int64))
     log = (
         nothing
         | log

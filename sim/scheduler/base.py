@@ -55,10 +55,10 @@ class Row[R: Request]:
 
     `kind`: `n` first admission, `r` resumed after a preemption, `c` continued, `x` a row whose request was preempted
     after it had been counted (a defect of vLLM 0.10.2). `emits`: whether it samples; then it yields 1 + `accepted`
-    tokens, `accepted` of its `drafts`.
+    tokens, `accepted` of its `drafts`. `padded`: its drafts are dummies, never accepted.
     """
 
-    __slots__ = ("request", "tokens", "computed", "kind", "emits", "drafts", "accepted")
+    __slots__ = ("request", "tokens", "computed", "kind", "emits", "drafts", "accepted", "padded")
 
     def __init__(self, request: R, tokens: int, computed: int, kind: str):
         self.request = request
@@ -68,6 +68,7 @@ class Row[R: Request]:
         self.emits = False
         self.drafts = 0
         self.accepted = 0
+        self.padded = False
 
 
 class Batch[R: Request]:
@@ -78,7 +79,8 @@ class Batch[R: Request]:
     `begun` of the decodes give a request's first token, for its prompt was computed elsewhere. The `opened` got theirs
     from there too, and it is given out as the batch is decided; `follows` knows these tokens by the number `opened_as`.
     `finishing` get their last token from it; `preempted` lost their blocks, of which
-    `interrupted` were decoding. `running`, `waiting` and `free_blocks` are as after the call.
+    `interrupted` were decoding. `running`, `waiting` and `free_blocks` are as after the call. `draft_tokens` ride on
+    rows, beside the tokens of a chunk or the one that `decodes` counts; `accepted_tokens` come beyond one a row.
 
     A scheduler that decides row by row lists its `rows` in order, and counts in `follows` how many of its emitting
     rows had their token before from which batch, by `number`: the inter-token latencies. One whose decoding
@@ -97,6 +99,8 @@ class Batch[R: Request]:
         "decode_max",
         "decode_sumsq",
         "emitting",
+        "draft_tokens",
+        "accepted_tokens",
         "running",
         "waiting",
         "free_blocks",
@@ -120,6 +124,7 @@ class Batch[R: Request]:
         self.prefill_kv_tokens = self.prefill_max_tokens = 0
         self.decodes = self.decode_sum = self.decode_max = self.decode_sumsq = 0
         self.emitting = self.running = self.waiting = self.free_blocks = self.begun = 0
+        self.draft_tokens = self.accepted_tokens = 0
         self.admitted: Sequence[R] = ()
         self.emitted: Sequence[R] = ()
         self.finishing: Sequence[R] = ()

@@ -10,6 +10,7 @@ A scheduler is a module with `make(settings, cache)`: one of this package by its
 - `NOT_MODELLED`: sentences for the report;
 - `most_batch_tokens(settings)`: tokens of the largest batch (without it: `max_num_batched_tokens`);
 - `most_running(settings, usable_blocks)`: requests that may run at once (without it: `max_num_seqs`);
+- `make_speculative(settings, cache, drafting, progress)`: its scheduler with drafts (without it: it has none);
 - `ROLES`: a `sim.scheduler.hooks.Roles`, how its prefill and decode instances work (without it: it has none).
 """
 
@@ -30,10 +31,11 @@ from types import ModuleType
 
 import sim.scheduler
 from sim.deployment.engine import EngineConf, EngineSettings
+from sim.deployment.speculation import NONE
 from sim.documents import user_path
 from sim.memory.shape import CacheShape
 from sim.scheduler.base import Request, Scheduler
-from sim.scheduler.hooks import Roles
+from sim.scheduler.hooks import Drafting, Progress, Roles
 from sim.scheduler.options import no_options, read_options
 
 
@@ -130,6 +132,11 @@ def check_scheduler(engine: EngineConf) -> None:
         raise ValueError(
             f"the scheduler {name} has no engine.scheduling_policy={engine.scheduling_policy}: wanted is {wanted}."
         )
+    if engine.speculation.method != NONE and not hasattr(module, "make_speculative"):
+        raise ValueError(
+            f"the scheduler {name} has no speculative decoding: leave out speculation={engine.speculation.method}, or "
+            "choose an engine of vLLM."
+        )
     chunks = getattr(module, "CHUNKS", None)
     if chunks is False and engine.enable_chunked_prefill is not False:
         raise ValueError(
@@ -155,6 +162,18 @@ def make_scheduler(name: str, settings: EngineSettings, cache: CacheShape) -> Sc
     module = find_scheduler(name)
     with _blamed(name, getattr(module, "__file__", None)):
         made: Scheduler = module.make(settings, cache)
+        if not is_shipped(name):
+            _check_made(name, made)
+    return made
+
+
+def make_speculative(
+    name: str, settings: EngineSettings, cache: CacheShape, drafting: Drafting, progress: Progress
+) -> Scheduler:
+    """One replica's scheduler with drafts, of which `progress` says what becomes; see `make_scheduler`."""
+    module = find_scheduler(name)
+    with _blamed(name, getattr(module, "__file__", None)):
+        made: Scheduler = module.make_speculative(settings, cache, drafting, progress)
         if not is_shipped(name):
             _check_made(name, made)
     return made

@@ -13,7 +13,11 @@ from jaxtyping import Bool, Float
 
 
 ARRIVALS, LENGTHS, CONTENT, PRIORITIES, EXPERTS = range(5)
+ACCEPTANCE = 6  # EXPERTS has two streams
 """Separate streams: another rate or process leaves the lengths as they are."""
+
+MASK = (1 << 64) - 1
+GOLDEN, MIX, STIR, FIELD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD1342543DE82EF95
 
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2, k * high is exact
 _LOG_TERMS = 12
@@ -25,6 +29,17 @@ def stream(seed: int, purpose: int) -> np.random.Generator:
     if seed < 0:
         raise ValueError(f"seed wants an integer >= 0, got {seed}")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(purpose,))))
+
+
+def counted(seed: int, request: int, number: int) -> float:
+    """A number in [0, 1) for event `number` of a request, whatever happened before: SplitMix64 of the three.
+
+    Source: Steele, Lea, Flood (2014).
+    """
+    key = ((seed * FIELD + request) * FIELD + number + GOLDEN) & MASK
+    key = ((key ^ (key >> 30)) * MIX) & MASK
+    key = ((key ^ (key >> 27)) * STIR) & MASK
+    return ((key ^ (key >> 31)) >> 11) * 2.0**-53
 
 
 def log(x: Float[np.ndarray, " *n"]) -> Float[np.ndarray, " *n"]:

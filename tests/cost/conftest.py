@@ -88,6 +88,7 @@ def batch() -> Callable[..., BatchStats]:
             "emitting": len(decodes) + len(prefills),
             "padded_tokens": new + len(decodes) if padded is None else padded,
             "graph_mode": mode,
+            "draft_tokens": 0,
         }
         return BatchStats(**{name: np.float64(value) for name, value in values.items()})
 

@@ -66,6 +66,7 @@ def stats() -> BatchStats:
                 "emitting": len(lengths) + len(chunks),
                 "padded_tokens": new.sum() + len(lengths),
                 "graph_mode": (0, 2, 1)[step % 3],
+                "draft_tokens": 0,
             }
         )
     return BatchStats(**{name: np.array([row[name] for row in rows], np.float64) for name in rows[0]})

@@ -17,6 +17,15 @@ from scripts.vllm_flags.translation import literal, table
 MODEL = "model=qwen3-32b"
 
 SERVE_ROWS = {
+    '--speculative-config \'{"method": "eagle", "num_speculative_tokens": 2}\'': [
+        "speculation=eagle",
+        "engine.speculation.num_speculative_tokens=2",
+    ],
+    "--speculative-config.method deepseek_mtp": ["speculation=mtp"],
+    "--speculative-config.method draft_model --speculative-config.model Qwen/Qwen3-0.6B": [
+        "speculation=draft-model",
+        "engine.speculation.draft_model=qwen3-0.6b",
+    ],
     "--tensor-parallel-size 2": ["deployment.tensor_parallel=2"],
     "--tensor_parallel_size=2": ["deployment.tensor_parallel=2"],
     "-tp 2": ["deployment.tensor_parallel=2"],
@@ -82,8 +91,7 @@ def test_a_flag_of_vllm_serve(flags):
 
 
 LEFT_OUT = {
-    '--speculative-config \'{"method": "eagle"}\'': "speculative decoding is not modelled yet",
-    "--speculative-config.method eagle": "speculative decoding is not modelled yet",
+    '--speculative-config \'{"method": "mlp_speculator"}\'': "drafts by mlp_speculator are not modelled",
     '--kv-transfer-config \'{"kv_connector": "x"}\'': "makes prefill and decode instances of their own",
     "--cpu-offload-gb 4": "weights in host memory are not modelled yet",
     "--max-num-partial-prefills 2": "no such rule",

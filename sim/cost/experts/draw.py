@@ -7,9 +7,7 @@ independently. SplitMix64 (Steele, Lea, Flood, 2014) of the batch's sums.
 import numpy as np
 from jaxtyping import Float
 
-
-MASK = (1 << 64) - 1
-GOLDEN, MIX, STIR, FIELD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD1342543DE82EF95
+from sim.workload.draws import FIELD, GOLDEN, MASK, MIX, STIR
 
 
 def step_draw(seed: int, decode_sum: int, decodes: int, prefill_area: int, prefill_tokens: int) -> float:

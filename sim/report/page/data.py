@@ -154,7 +154,7 @@ def _batch(result: SimulationResult) -> dict[str, Any] | None:
         return None
     span_ms = (np.asarray(steps.end_ns) - np.asarray(steps.start_ns)) / 1e6
     requests = np.asarray(steps.prefill_chunks) + np.asarray(steps.decodes)
-    tokens = np.asarray(steps.prefill_tokens) + np.asarray(steps.decodes)
+    tokens = steps.tokens
     edges = _edges(requests, HISTOGRAM_BINS)
     by_mode = {}
     for mode, name in enumerate(GRAPH_MODES):

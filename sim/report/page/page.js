@@ -2,7 +2,7 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const color = (name) => `var(--${name})`;
-const COMPONENTS = { gemm: "matrix products", attention: "attention", moe: "experts", head: "LM head and sampler", elementwise: "norms and activations", collective: "collectives", launch: "kernel launches", host: "host" };
+const COMPONENTS = { gemm: "matrix products", attention: "attention", moe: "experts", head: "LM head and sampler", elementwise: "norms and activations", collective: "collectives", launch: "kernel launches", host: "host", draft: "drafting" };
 
 function empty(id, text) {
   const host = document.getElementById(id);

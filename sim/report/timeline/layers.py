@@ -17,7 +17,7 @@ from sim.report.timeline.marks import Event, span
 
 MAX_OPENED = 1_000
 """Steps that are opened at most."""
-BEFORE, BEHIND = ("launch_s", "host_s"), ("head_s", "wait_s")
+BEFORE, BEHIND = ("launch_s", "host_s"), ("head_s", "wait_s", "draft_s")
 INSIDE = ("gemm_s", "attention_s", "collective_s", "moe_s", "elementwise_s")
 WORDS = {
     "gemm_s": "matrix products",
@@ -29,6 +29,7 @@ WORDS = {
     "host_s": "host",
     "head_s": "head and sampler",
     "wait_s": "wait for other ranks",
+    "draft_s": "drafting",
 }
 NOTE = "an equal share: layers of one kind are priced alike"
 

@@ -42,6 +42,14 @@ def make(settings: EngineSettings, cache: CacheShape) -> Scheduler:
     return make_fast(settings, cache) if takes_fast_path(settings, cache) else make_rows(settings, cache)
 
 
+def make_speculative(
+    settings: EngineSettings, cache: CacheShape, drafting: Drafting, progress: Progress
+) -> RowBatching:
+    """One replica's scheduler with drafts, row by row."""
+    one_of(POLICIES, **{"engine.scheduling_policy": settings.scheduling_policy})
+    return make_rows(settings, cache, drafting=drafting, progress=progress)
+
+
 def make_connected(
     settings: EngineSettings, cache: CacheShape, connector: Connector[Any]
 ) -> ConnectedBatching | RowBatching:

@@ -68,10 +68,10 @@ class RowRequest(Request):
 class VllmRow(Row[RowRequest]):
     """A row with the `blocks` taken for it, per group: the new ones, or the whole tables of kinds `n` and `r`.
 
-    `prefill`: it computes tokens that were known at admission. `padded`: its drafts are dummies, never accepted.
+    `prefill`: it computes tokens that were known at admission.
     """
 
-    __slots__ = ("blocks", "prefill", "padded")
+    __slots__ = ("blocks", "prefill")
 
     def __init__(self, request: RowRequest, tokens: int, computed: int, kind: str, blocks: list[list[int]]):
         self.request = request
@@ -89,12 +89,11 @@ class VllmRow(Row[RowRequest]):
 class VllmBatch(Batch[RowRequest]):
     """A batch of rows.
 
-    Issued: `rows` in order; `draft_tokens` ride on decode rows, beside the one token of each that `decodes` counts.
-    Completed: `delivered` has each request and its new tokens, in order of processing, `finishing` those that ended
-    so, `dropped` those that would have emitted but had ended before.
+    Issued: `rows` in order. Completed: `delivered` has each request and its new tokens, in order of processing,
+    `finishing` those that ended so, `dropped` those that would have emitted but had ended before.
     """
 
-    __slots__ = ("draft_tokens",)
+    __slots__ = ()
 
     rows: list[VllmRow]
 
@@ -102,7 +101,6 @@ class VllmBatch(Batch[RowRequest]):
         super().__init__()
         self.number = number
         self.rows = []
-        self.draft_tokens = 0
 
     @property
     def tokens(self) -> int:

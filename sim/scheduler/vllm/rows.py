@@ -168,7 +168,8 @@ class RowBatching:
             request.in_flight += tokens
             end = row.computed + tokens
             if row.prefill:
-                batch.add_chunk(row.computed, tokens)
+                batch.add_chunk(row.computed, tokens - row.drafts)
+                batch.draft_tokens += row.drafts
             else:
                 batch.add_decode(end)
                 batch.draft_tokens += tokens - 1
@@ -188,6 +189,7 @@ class RowBatching:
                 emitted.append(request)
             if row.drafts and not row.padded:
                 row.accepted = self.progress.accepted(request, row.drafts)
+                batch.accepted_tokens += row.accepted
             if self.asynchronous:
                 request.placeholders += 1 + row.drafts
                 request.drafts = self.drafts
