@@ -18,7 +18,6 @@ from sim.cost.lockstep import lockstep_steps
 from sim.cost.step_cost import SECONDS
 from sim.cost.table import price_steps, with_routing
 from sim.deployment.plan import Plan
-from sim.event.content import has_content
 from sim.event.elastic import elastic_rows
 from sim.event.run import ExactRun
 from sim.hardware.spec import DeviceConf
@@ -233,7 +232,7 @@ def _left_out(job: Job) -> list[str]:
     elif job.plan.model.is_moe:
         missing.append("experts that move while the engine runs: they stay where the mean popularity puts them")
     scheduler = job.conf.engine.scheduler
-    if job.plan.engine.prefix_caching and not has_content(job.workload):
+    if job.plan.engine.prefix_caching and not job.workload.has_content:
         missing.append("prefix hits: the workload has lengths only, no content")
     elif job.plan.engine.prefix_caching and not reuses_prefixes(scheduler):
         missing.append(f"prefix reuse: the scheduler {scheduler} computes every prompt, though requests have content")

@@ -6,6 +6,7 @@ import numpy as np
 
 from sim.report.result import FINISHED, OPEN, RequestTable, StageTable, StepTable, TransferTable
 from sim.scheduler.base import Scheduler
+from sim.workload.sessions.columns import Sessions
 
 
 class ConservationError(RuntimeError):
@@ -25,6 +26,7 @@ def check_conservation(
     stages: Sequence[tuple[int, int, StageTable | None]] = (),
     transfers: TransferTable | None = None,
     every_byte: bool = True,
+    sessions: Sessions | None = None,
 ) -> dict[str, bool]:
     """Check one finished run; returns what was checked, raises `ConservationError` on the first failure.
 
@@ -38,7 +40,8 @@ def check_conservation(
     - batches of a replica follow each other, and in a pipeline on each stage, and each goes from stage to stage
       (`stages`: of the steps from one row up to another, those of a pool);
     - of `transfers`: what was handed over was asked for, begun and received once, in the order of its engine, before
-      its first token; `every_byte` of it, and of what was broken off, counts on each link it went over.
+      its first token; `every_byte` of it, and of what was broken off, counts on each link it went over;
+    - a round of `sessions` is sent its latency after the end of the one before, or never, where that did not finish.
     """
     done = requests.status == FINISHED
     emitted = int(steps.emitting.sum()) - unseen_tokens + accepted_tokens
@@ -70,10 +73,24 @@ def check_conservation(
     if transfers is not None:
         checks["what is handed over arrives once"] = _arrives(requests, transfers)
         checks["bytes on links = bytes sent"] = every_byte
+    if sessions is not None:
+        checks["rounds of a session follow each other"] = _follow(requests, sessions)
     for name, holds in checks.items():
         if not holds:
             raise ConservationError(f"conservation broken: {name} (emitted {emitted} of {wanted} tokens)")
     return checks
+
+
+def _follow(requests: RequestTable, sessions: Sessions) -> bool:
+    """Whether every further round was sent when it should have been, and only then."""
+    later = np.flatnonzero(~sessions.begins)
+    went_on = requests.status[later - 1] == FINISHED
+    sent_ns = requests.finish_ns[later - 1] + sessions.latency_ns[later]
+    return bool(
+        requests.sent[sessions.first[:-1]].all()
+        and (requests.sent[later] == went_on).all()
+        and (requests.arrival_ns[later] == np.where(went_on, sent_ns, -1)).all()
+    )
 
 
 def _arrives(requests: RequestTable, t: TransferTable) -> bool:

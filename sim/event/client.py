@@ -6,31 +6,31 @@ from heapq import heapreplace
 import numpy as np
 
 from sim.event.agenda import NEVER as NEVER
+from sim.event.sending import InTurn, RoundByRound
 from sim.report.moment import Moment
-from sim.report.result import ABORTED, FAILED, FINISHED, LOST, OPEN, REJECTED, RequestTable
+from sim.report.result import ABORTED, FAILED, FINISHED, LOST, OPEN, REJECTED, UNSENT, RequestTable
 from sim.scheduler.base import Batch, Request
 from sim.workload.trace import Workload
 
 
 class Client:
-    """Sends a workload in order, at most `concurrency` requests outstanding, and keeps each one's times.
+    """Sends a workload in turn, or session by session (`sim.event.sending`), and keeps each request's times.
 
-    Request i is sent at its planned arrival, in a closed loop of K at `max(arrival, end of the (i - K + 1)-th
-    request to end)`. `doors` API servers take requests one at a time, each for `door_ns`; then `pickup_ns` pass to the
-    engine's input queue. `next_ns` is when the next request gets there, `NEVER` while all are sent or as many as may
-    be are outstanding. `cut_tokens`: at most so many were emitted of requests that did not end, or began again.
-    `moments`: when clients gave requests up.
+    `doors` API servers take requests one at a time, each for `door_ns`; then `pickup_ns` pass to the engine's input
+    queue. `next_ns` is when the next request gets there, `NEVER` while none is to be sent. `ends`: how often a request
+    ended, refused ones and those that will never be sent included. `cut_tokens`: at most so many were emitted of
+    requests that did not end, or began again. `moments`: when clients gave requests up.
     """
 
     def __init__(self, workload: Workload, pickup_ns: int = 0, door_ns: int = 0, doors: int = 1):
         count = len(workload)
         self.workload = workload
         self.pickup_ns, self.door_ns = pickup_ns, door_ns
-        self.sent = 0
+        self.ends = 0
         self._door_free_ns = [0] * doors
-        self._planned = workload.arrival_ns.tolist()
-        self._limit = workload.concurrency or count
-        self._ends: list[int] = []
+        planned, limit = workload.arrival_ns.tolist(), workload.concurrency
+        sessions = workload.sessions
+        self._turns = InTurn(planned, limit) if sessions is None else RoundByRound(sessions, planned, limit)
         self._arrival_ns = [-1] * count
         self._queued_ns = [-1] * count
         self._scheduled_ns = [-1] * count
@@ -48,22 +48,18 @@ class Client:
         self._find_next()
 
     def _find_next(self) -> None:
-        i = self.sent
-        waited_for = i - self._limit
-        if i == len(self._planned) or waited_for >= len(self._ends):
-            self._send_ns = self.next_ns = NEVER
-        else:
-            self._send_ns = self._planned[i] if waited_for < 0 else max(self._planned[i], self._ends[waited_for])
+        self._send_ns = self.next_ns = self._turns.next_ns
+        if self._send_ns != NEVER:
             self.next_ns = max(self._send_ns, self._door_free_ns[0]) + self.door_ns + self.pickup_ns
 
-    def send(self) -> None:
-        """Send the next request; who gets it, or that nobody does, is told afterwards."""
-        i = self.sent
+    def send(self) -> int:
+        """Send the next request, and say which it is; who gets it, or that nobody does, is told afterwards."""
+        i = self._turns.take()
         heapreplace(self._door_free_ns, self.next_ns - self.pickup_ns)
         self._arrival_ns[i] = self._send_ns
         self._outputs[i] = int(self.workload.output_tokens[i])
-        self.sent = i + 1
         self._find_next()
+        return i
 
     def arrival_ns(self, i: int) -> int:
         """When request i was sent."""
@@ -111,14 +107,21 @@ class Client:
         if not self.awaits(i):
             return  # the client has gone
         self._status[i] = status
-        self._ends.append(now_ns)
-        if self.next_ns == NEVER:
+        self._ended(i, now_ns)
+
+    def _ended(self, i: int, now_ns: int) -> None:
+        """Request i has ended: others may follow, or never will."""
+        self.ends += 1
+        for later in self._turns.ended(i, now_ns, self._status[i] == FINISHED):
+            self._status[later] = UNSENT
+            self.ends += 1
+        if self._turns.next_ns != self._send_ns:
             self._find_next()
 
     @property
     def done(self) -> bool:
         """Whether every request has ended."""
-        return len(self._ends) == len(self._planned)
+        return self.ends == len(self._status)
 
     def queued(self, request: Request, now_ns: int) -> None:
         """The engine loop took the request up."""
@@ -167,17 +170,10 @@ class Client:
             self._status[i] = FINISHED
             self._preemptions[i] = request.preemptions
             self._cached[i] = request.cached
-            self._ends.append(now_ns)
-        if ended and self.next_ns == NEVER:
-            self._find_next()
-
-    @property
-    def ends(self) -> int:
-        """How often a request ended, refused ones included."""
-        return len(self._ends)
+            self._ended(i, now_ns)
 
     def table(self) -> RequestTable:
-        """What happened to each request, in arrival order."""
+        """What happened to each request, in the workload's order."""
 
         def column(values: list[int]) -> np.ndarray:
             return np.array(values, dtype=np.int64)

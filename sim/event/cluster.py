@@ -176,8 +176,7 @@ class Cluster:
     def _take_arrivals(self, now_ns: int) -> None:
         client = self.client
         while (at := client.next_ns) <= now_ns:
-            i = client.sent
-            client.send()
+            i = client.send()
             self.place(i, at)
             if self._aborts is not None:
                 self._aborts.arrived(i, at)

@@ -1,30 +1,86 @@
 """What requests say: token ids per request, for prefix reuse."""
 
+from collections.abc import Sequence
+from typing import overload
+
 import numpy as np
 
-from sim.workload.trace import Workload
+from sim.scheduler.base import output_base
+from sim.workload.sessions.columns import Sessions
+from sim.workload.trace import MOST_TOKENS, Workload
 
 
-def has_content(workload: Workload) -> bool:
-    """Whether requests say something that could be found again."""
-    return workload.token_ids is not None or workload.block_hashes is not None
+NEW = 1 << 31
+"""New prompt tokens of request i have ids from `output_base(i) + NEW` on: beyond those of its outputs."""
 
 
-def request_content(workload: Workload) -> list[np.ndarray] | None:
+def request_content(workload: Workload) -> Sequence[np.ndarray] | None:
     """Per request the ids of its prompt, and of its outputs where the trace has them; None without content.
 
     A trace of block hashes gives each block's tokens ids of their own, equal for equal hashes. A last block may be
-    partly filled; prompt tokens beyond the hashes are unlike any other.
+    partly filled; prompt tokens beyond the hashes are unlike any other. Rounds of sessions without ids of their own
+    repeat what was said before.
     """
+    if not workload.has_content:
+        return None
     if workload.token_ids is not None:
         if workload.output_token_ids is None:
             return list(workload.token_ids)
         return [np.concatenate(pair) for pair in zip(workload.token_ids, workload.output_token_ids, strict=True)]
     if workload.block_hashes is None or workload.hash_block_tokens is None:
-        return None
+        assert workload.sessions is not None
+        return RoundContent(workload, workload.sessions)
     size = workload.hash_block_tokens
     within = np.arange(size, dtype=np.int64)
     contents = []
     for hashes, prompt in zip(workload.block_hashes, workload.prompt_tokens.tolist(), strict=True):
         contents.append((hashes[:, None] * size + within).ravel()[:prompt])
     return contents
+
+
+class RoundContent(Sequence[np.ndarray]):
+    """Prompts of rounds, put together when asked for, so that memory holds those of requests under way only.
+
+    System prompt g has the ids -(1 + g MOST_TOKENS + p), p its positions; outputs have those that schedulers give them.
+    """
+
+    def __init__(self, workload: Workload, sessions: Sessions):
+        self._prompts, self._outputs = workload.prompt_tokens, workload.output_tokens
+        self._sessions = sessions
+        self._latest = (-1, np.zeros(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    @overload
+    def __getitem__(self, i: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, i: int | slice) -> np.ndarray | list[np.ndarray]:
+        """The prompt of request i."""
+        if isinstance(i, slice):
+            return [self[k] for k in range(len(self))[i]]
+        if self._latest[0] != i:  # asked for by the router, then by the replica
+            self._latest = i, self._prompt(i)
+        return self._latest[1]
+
+    def _prompt(self, i: int) -> np.ndarray:
+        sessions = self._sessions
+        s = sessions.of(i)
+        first, system = int(sessions.first[s]), sessions.system_tokens
+        begin = -(1 + int(sessions.system[s]) * MOST_TOKENS)
+        said = [np.arange(begin, begin - system, -1)]
+        have = system
+        columns = (self._prompts, self._outputs, sessions.history_tokens, sessions.dropped_tokens)
+        rows = zip(*(column[first : i + 1].tolist() for column in columns), strict=True)
+        for k, (prompt, output, history, dropped) in enumerate(rows, first):
+            if k > first and history < have:
+                said, have = [np.concatenate(said)[:history]], history
+            base = output_base(k)
+            said.append(np.arange(base + NEW, base + NEW + prompt - have))
+            if k < i:
+                said.append(np.arange(base + dropped, base + output))
+                have = prompt + output - dropped
+        return np.concatenate(said)

@@ -210,6 +210,7 @@ def run_fleet(
         stages=[(int(a), int(b), found) for a, b, found in zip(bounds[:-1], bounds[1:], stages, strict=True)],
         transfers=transfers,
         every_byte=hand_over is None or hand_over.every_byte_counts(),
+        sessions=workload.sessions,
     )
     silent = [
         replica
@@ -337,7 +338,9 @@ def _arrival(workload: Workload, content: Sequence[np.ndarray] | None, i: int, n
     """Request i as a router sees it."""
     prompt = int(workload.prompt_tokens[i])
     priority = 0 if workload.priority is None else int(workload.priority[i])
-    return Arrival(i, prompt, priority, now_ns, None if content is None else content[i][:prompt])
+    says = None if content is None else content[i][:prompt]
+    session = None if workload.sessions is None else workload.sessions.of(i)
+    return Arrival(i, prompt, priority, now_ns, says, session=session)
 
 
 def _request_maker(

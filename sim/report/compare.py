@@ -131,7 +131,7 @@ def _throughput(requests: RequestTable) -> dict[str, float | None]:
     found = latencies(requests)
     if not len(found.request):
         return dict.fromkeys(THROUGHPUTS)
-    span_s = (int(np.max(np.asarray(requests.finish_ns)[found.request])) - int(np.min(requests.arrival_ns))) / NS_PER_S
+    span_s = (int(np.max(np.asarray(requests.finish_ns)[found.request])) - requests.first_arrival_ns) / NS_PER_S
     prompt = int(np.asarray(requests.prompt_tokens)[found.request].sum())
     output = int(np.asarray(requests.output_tokens)[found.request].sum())
     counts = {
@@ -150,7 +150,7 @@ def _series_rows(recorded: Recorded, predicted: SimulationResult) -> list[ErrorR
 
     No rows for a run under a second or over `LONGEST_S`.
     """
-    starts = [int(np.min(requests.arrival_ns)) for requests in (recorded.requests, predicted.requests)]
+    starts = [requests.first_arrival_ns for requests in (recorded.requests, predicted.requests)]
     ends = [int(np.max(requests.finish_ns)) for requests in (recorded.requests, predicted.requests)]
     seconds = int(np.ceil(max(end - start for start, end in zip(starts, ends, strict=True)) / NS_PER_S))
     if not 1 <= seconds <= LONGEST_S:

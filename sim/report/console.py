@@ -12,6 +12,7 @@ from sim.report.graphs import graph_fields
 from sim.report.metrics import Metrics
 from sim.report.priority import by_priority
 from sim.report.result import SimulationResult
+from sim.report.sessions import session_figures
 from sim.report.speculation import speculation_fields
 from sim.report.summary import failed_by_status, ms, percentile_word
 from sim.report.verdict import Verdict
@@ -62,12 +63,14 @@ def benchmark_block(result: SimulationResult, metrics: Metrics, percentiles: Seq
     if cut := cut_transfers(result):
         lines.append(line("KV transfers broken off:", cut))
     if result.workload.concurrency is not None:
-        lines.append(line("Maximum request concurrency:", result.workload.concurrency))
+        what = "request concurrency" if result.workload.sessions is None else "sessions under way"
+        lines.append(line(f"Maximum {what}:", result.workload.concurrency))
     configured = result.config.get("workload") or {}
     rate = configured.get("rate")
     drawn = configured.get("arrival") in ("poisson", "gamma", "constant")
     if drawn and isinstance(rate, int | float) and math.isfinite(rate):
-        lines.append(line("Request rate configured (RPS):", float(rate)))
+        what = "Request rate configured (RPS):" if result.workload.sessions is None else "Session rate configured (/s):"
+        lines.append(line(what, float(rate)))
     lines += [
         line("Benchmark duration (s):", metrics.duration_s),
         line("Total input tokens:", metrics.total_input),
@@ -141,6 +144,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
             line("USD per 1M tokens, total:", f"{metrics.usd_per_1m_total:.3f}"),
         ]
     lines += _priority_lines(result)
+    lines += _session_lines(result)
     lines += _fleet_lines(result)
     if found is not None:
         lines.append(header("Bottleneck"))
@@ -202,6 +206,36 @@ def _priority_lines(result: SimulationResult) -> list[str]:
         for one in classes
     ]
     return [header("TTFT by priority, median / P99 (ms)"), *rows]
+
+
+def _session_lines(result: SimulationResult) -> list[str]:
+    """Sessions: how many, when the last answer comes, and what further rounds found again."""
+    found = session_figures(result)
+    if found is None:
+        return []
+    further, repeated = found.found_tokens, found.repeated_tokens
+    lines = [
+        header("Sessions"),
+        line("Sessions completed:", f"{found.completed:,} of {found.sessions:,}"),
+        line("Rounds / mean per session:", f"{found.rounds:,} / {found.rounds_mean:.1f}"),
+    ]
+    if found.unsent:
+        lines.append(line("Rounds never sent:", found.unsent))
+    for label, times in (
+        ("Answer TTFT, median / P99 (ms):", found.answer_ttft),
+        ("- from session start (ms):", found.answer_from_start),
+        ("Session duration, median / P99 (ms):", found.duration),
+    ):
+        lines.append(line(label, pair(ms(times.median_s), ms(times.percentile_s(99.0)), 2)))
+    lines += [
+        line("Time between rounds (%):", percent(found.latency_share)),
+        line("Hidden rounds/s / their tok/s:", pair(found.hidden_rounds_per_s, found.hidden_tokens_per_s, 2)),
+    ]
+    if repeated:
+        lines.append(line("Repeated tokens found again (%):", 100 * further / repeated))
+    if result.ranks > 1:
+        lines.append(line("Rounds on the replica before (%):", percent(found.same_replica_share)))
+    return lines
 
 
 def _kv_line(metrics: Metrics) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.report.result import REJECTED, SHED, SimulationResult
+from sim.report.result import REJECTED, SHED, UNSENT, SimulationResult
 
 
 SLACK_TOKENS = 8
@@ -29,7 +29,7 @@ class CutOutputs:
 def cut_outputs(result: SimulationResult) -> CutOutputs:
     """Compares what each request that was taken gets with what the workload asks for."""
     requests = result.requests
-    taken = ~np.isin(requests.status, (REJECTED, SHED))
+    taken = ~np.isin(requests.status, (REJECTED, SHED, UNSENT))
     asked = np.asarray(result.workload.output_tokens)
     missing = np.where(taken, asked - np.asarray(requests.output_tokens), 0)
     cut = missing > 0

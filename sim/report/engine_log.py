@@ -54,7 +54,7 @@ def check_interval(log_interval_s: float) -> None:
 def engine_series(result: SimulationResult, replica: int) -> EngineSeries:
     """The series of one replica, every `result.log_interval_s`, until it has been silent for a whole interval."""
     steps, requests, rules = result.steps, result.requests, result.log
-    t0_ns = int(np.min(requests.arrival_ns)) if len(requests) else 0
+    t0_ns = requests.first_arrival_ns if len(requests) else 0
     interval_ns = int(result.log_interval_s * NS_PER_S)
     outputs = outputs_of(steps, replica)
     span_ns = int(outputs.end_ns[-1]) - t0_ns if len(outputs.end_ns) else 0

@@ -125,7 +125,7 @@ def link_rows(result: SimulationResult) -> list[dict[str, Any]]:
     links, requests = result.links, result.requests
     if links is None or not len(requests):
         return []
-    span_ns = max(int(np.max(requests.finish_ns)) - int(np.min(requests.arrival_ns)), 1)
+    span_ns = max(int(np.max(requests.finish_ns)) - requests.first_arrival_ns, 1)
     rows = [
         {
             "link": name,

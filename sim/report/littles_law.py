@@ -39,7 +39,7 @@ def littles_law(result: SimulationResult) -> LittlesLaw | None:
     present = np.asarray(steps.running, float) + np.asarray(steps.waiting, float)
     area_s = integral_ns(steps.replica, steps.start_ns, steps.end_ns, present) / NS_PER_S
     times_s = (np.asarray(requests.finish_ns) - np.asarray(requests.queued_ns)) / NS_PER_S
-    span_s = (int(np.max(requests.finish_ns)) - int(np.min(requests.arrival_ns))) / NS_PER_S
+    span_s = (int(np.max(requests.finish_ns)) - requests.first_arrival_ns) / NS_PER_S
     return LittlesLaw(area_s / span_s, len(requests) / span_s, float(times_s.mean()))
 
 

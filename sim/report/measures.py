@@ -95,6 +95,4 @@ def wide_cache(result: SimulationResult) -> bool:
 
 def could_reuse(result: SimulationResult) -> bool:
     """Whether prefixes could be reused but are not: the workload has content, and the cache is off."""
-    workload = result.workload
-    content = workload.token_ids is not None or workload.block_hashes is not None
-    return content and not result.settings.get("prefix_caching", False)
+    return result.workload.has_content and not result.settings.get("prefix_caching", False)

@@ -165,7 +165,7 @@ def measure(result: SimulationResult, percentiles: Sequence[float] = PERCENTILES
     duration_s = None
     if completed:
         last_ns = int(np.max(np.asarray(requests.finish_ns)[found.request]))
-        duration_s = (last_ns - int(np.min(requests.arrival_ns))) / NS_PER_S or None
+        duration_s = (last_ns - requests.first_arrival_ns) / NS_PER_S or None
 
     def per_second(count: float) -> float | None:
         return count / duration_s if duration_s else None
@@ -233,7 +233,7 @@ def peak_output_throughput(result: SimulationResult) -> float | None:
     """Most tokens emitted in one second, over whole seconds counted from the first arrival (tokens/s)."""
     if not len(result.steps) or not len(result.requests):
         return None
-    second = (np.asarray(result.steps.end_ns) - int(np.min(result.requests.arrival_ns))) // NS_PER_S
+    second = (np.asarray(result.steps.end_ns) - result.requests.first_arrival_ns) // NS_PER_S
     return float(np.bincount(np.maximum(second, 0), weights=np.asarray(result.seen_tokens, float)).max())
 
 

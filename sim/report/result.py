@@ -10,19 +10,20 @@ from sim.report.moment import Moment
 from sim.workload.trace import Workload
 
 
-FINISHED, REJECTED, ABORTED, SHED, LOST, FAILED = 0, 1, 2, 3, 4, 5
+FINISHED, REJECTED, ABORTED, SHED, LOST, FAILED, UNSENT = 0, 1, 2, 3, 4, 5, 6
 OPEN = -1
 """Of a request that has not ended: none, once a run is over."""
-REQUEST_STATUS = ("finished", "rejected", "aborted", "shed", "lost", "failed")
+REQUEST_STATUS = ("finished", "rejected", "aborted", "shed", "lost", "failed", "unsent")
 
 
 @dataclass
 class RequestTable:
-    """Axis `request`, in arrival order. Times in ns on the run's clock, -1 where it never happened.
+    """Axis `request`, in the workload's order: of arrival, or session by session.
 
-    `arrival`: sent by the client; `queued`: taken up by the engine loop; `scheduled`: first in a batch (when the
-    scheduler put it there); `first_token`, `finish`: when the client has that token. `cached_tokens`: prompt tokens
-    found in the prefix cache at the first admission. `status` indexes `REQUEST_STATUS`.
+    Times in ns on the run's clock, -1 where it never happened. `arrival`: sent by the client; `queued`: taken up by the
+    engine loop; `scheduled`: first in a batch (when the scheduler put it there); `first_token`, `finish`: when the
+    client has that token. `cached_tokens`: prompt tokens found in the prefix cache at the first admission. `status`
+    indexes `REQUEST_STATUS`; `unsent` are the rounds of a session after one that did not finish.
     """
 
     arrival_ns: np.ndarray
@@ -39,6 +40,16 @@ class RequestTable:
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
+
+    @property
+    def sent(self) -> np.ndarray:
+        """Which requests were sent."""
+        return np.asarray(self.status) != UNSENT
+
+    @property
+    def first_arrival_ns(self) -> int:
+        """When the first request was sent."""
+        return int(np.min(np.asarray(self.arrival_ns)[self.sent]))
 
 
 LOOKUPS = ("lookups", "queries", "hits", "preempted_lookups", "preempted_queries", "preempted_hits")

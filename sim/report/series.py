@@ -77,7 +77,7 @@ def nice_width_s(span_s: float, most_bins: int) -> float:
 def series(result: SimulationResult, width_s: float) -> Series:
     """The run in bins of `width_s`, the last one possibly cut short by the end of the run but still full width."""
     steps, requests = result.steps, result.requests
-    t0_ns = int(np.min(requests.arrival_ns)) if len(requests) else 0
+    t0_ns = requests.first_arrival_ns if len(requests) else 0
     ends = [int(np.max(column)) for column in (steps.end_ns, requests.finish_ns, requests.arrival_ns) if len(column)]
     bins = max(1, int(np.ceil((max(ends, default=t0_ns) - t0_ns) / (width_s * NS_PER_S))))
     edges_ns = t0_ns + np.arange(bins + 1) * (width_s * NS_PER_S)

@@ -16,7 +16,7 @@ from sim.units import NS_PER_S
 
 def sglang_lines(result: SimulationResult) -> Iterator[str]:
     """The lines by time; with several replicas each line names its own."""
-    t0_ns = int(np.min(result.requests.arrival_ns)) if len(result.requests) else 0
+    t0_ns = result.requests.first_arrival_ns if len(result.requests) else 0
     replicas = np.unique(result.steps.replica).tolist()
     lines: list[tuple[int, int, str]] = []
     for replica in replicas:

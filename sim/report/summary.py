@@ -1,5 +1,6 @@
 """`summary.json`: one flat object with vLLM's benchmark field names and ours; docs/summary.md describes every field."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from sim.report.percentile import Distribution
 from sim.report.plain import plain
 from sim.report.priority import by_priority
 from sim.report.result import ABORTED, FINISHED, REQUEST_STATUS, SimulationResult
+from sim.report.sessions import session_figures
 from sim.report.speculation import speculation_fields
 from sim.report.verdict import Verdict
 
@@ -80,6 +82,33 @@ def priority_fields(result: SimulationResult) -> list[dict[str, Any]] | None:
         }
         for one in by_priority(result)
     ] or None
+
+
+def session_fields(result: SimulationResult, percentiles: Sequence[float]) -> dict[str, Any] | None:
+    """What came of sessions, times in ms; None where requests stand alone."""
+    found = session_figures(result, percentiles)
+    if found is None:
+        return None
+    shared, known = found.found_tokens, found.repeated_tokens
+    return {
+        "sessions": found.sessions,
+        "completed": found.completed,
+        "rounds": found.rounds,
+        "unsent_rounds": found.unsent,
+        "rounds_mean": found.rounds_mean,
+        **latency_fields("answer_ttft", found.answer_ttft),
+        **latency_fields("answer_from_start", found.answer_from_start),
+        **latency_fields("session", found.duration),
+        "latency_share": found.latency_share,
+        "live_sessions_mean": found.live_mean,
+        "hidden_round_throughput": found.hidden_rounds_per_s,
+        "hidden_output_throughput": found.hidden_tokens_per_s,
+        "further_prompt_tokens": found.further_prompt_tokens,
+        "repeated_tokens": known,
+        "found_tokens": shared,
+        "found_share": shared / known if known else None,
+        "same_replica_share": found.same_replica_share,
+    }
 
 
 def summary(result: SimulationResult, metrics: Metrics | None = None, found: Verdict | None = None) -> dict[str, Any]:
@@ -152,6 +181,7 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "cached_tokens": metrics.cached_tokens,
         **prefix_cache_fields(metrics.prefix_cache),
         "ttft_by_priority": priority_fields(result),
+        "sessions": session_fields(result, [p for p, _ in metrics.latency["ttft"].percentiles_s]),
         "steps": metrics.steps,
         "step_time_rel_error": result.claim and result.claim.rel_error,
         "step_time_outside_calibration": result.claim and result.claim.outside_share,

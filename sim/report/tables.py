@@ -20,10 +20,14 @@ def _columns(table: object, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def request_columns(result: SimulationResult) -> dict[str, np.ndarray]:
-    """One row per request in arrival order. Latencies are NaN where they never happened; stored as null."""
+    """One row per request in the workload's order. Latencies are NaN where they never happened; stored as null."""
     requests = result.requests
     found = latencies(requests)
     columns: dict[str, np.ndarray] = {"request": np.arange(len(requests))}
+    sessions = result.workload.sessions
+    if sessions is not None:
+        columns["session"] = sessions.session
+        columns["round"] = columns["request"] - sessions.first[sessions.session]
     columns["status"] = np.array(REQUEST_STATUS)[np.asarray(requests.status, np.int64)]
     times = ("arrival_ns", "queued_ns", "scheduled_ns", "first_token_ns", "finish_ns")
     columns |= _columns(requests, (*times, "prompt_tokens", "output_tokens", "cached_tokens", "preemptions", "replica"))

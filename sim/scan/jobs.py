@@ -91,7 +91,6 @@ def lane_job(
 
     `groups` of KV blocks that share `usable_blocks`; none is one of full attention.
     """
-    content = workload.token_ids is not None or workload.block_hashes is not None
     threshold = settings.long_prefill_token_threshold
     reasons = (
         (scheduler != "vllm", f"engine.scheduler is {scheduler}"),
@@ -107,7 +106,8 @@ def lane_job(
         (bool(settings.scheduler_options), "engine.scheduler_options are set"),
         (settings.batches_in_flight > 1, f"{settings.batches_in_flight} batches are in flight"),
         (workload.abort_after_ns is not None, "clients give requests up"),
-        (settings.prefix_caching and content, "prefixes are reused"),
+        (workload.sessions is not None, "requests are rounds of sessions"),
+        (settings.prefix_caching and workload.has_content, "prefixes are reused"),
         (not settings.chunked_prefill, "chunked prefill is off"),
         (settings.profile.api_door_s > 0.0, "the API server takes requests one at a time"),
     )

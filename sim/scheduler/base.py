@@ -10,6 +10,11 @@ from typing import Protocol
 import numpy as np
 
 
+def output_base(index: int) -> int:
+    """The id of the first output of request `index` where nobody knows the real one: unlike any other's."""
+    return (index + 1) << 32
+
+
 class Request:
     """One request inside a replica, as every scheduler sees it.
 
@@ -40,7 +45,7 @@ class Request:
         self.outputs = outputs
         self.priority = priority
         self.token_ids = token_ids
-        self.output_base = (index + 1) << 32
+        self.output_base = output_base(index)
         self.computed = 0
         self.cached = 0
         self.preemptions = 0

@@ -15,6 +15,9 @@ from sim.workload.content import shared_prefix_ids
 from sim.workload.length import length_law
 from sim.workload.limits import limit_trace, within_limits
 from sim.workload.reader import read_trace
+from sim.workload.sessions.check import is_drawn
+from sim.workload.sessions.drawn import drawn_sessions
+from sim.workload.sessions.replayed import check_latencies, replayed_sessions, starts, whole_sessions
 from sim.workload.source import Trace
 from sim.workload.trace import MOST_REQUESTS, MOST_SECONDS, MOST_TOKENS, Workload, seconds_to_ns
 
@@ -32,18 +35,23 @@ def build_workload(conf: WorkloadConf, seed: int) -> Workload:
     """
     check_conf(conf)
     trace = _trace(conf) if "trace" in (conf.arrival, conf.lengths) else None
-    arrival_ns = _arrivals(conf, seed, trace)
-    content = (
-        _drawn(conf, seed, len(arrival_ns))
-        if conf.lengths != "trace"
-        else _replayed(conf, seed, len(arrival_ns), trace)
-    )
-    priorities = _priorities(conf, seed, len(arrival_ns))
-    patience = _patience(conf, len(arrival_ns), trace)
+    arrival_ns = _arrivals(conf, seed, None if trace is None else starts(trace))
+    if is_drawn(conf):
+        content = drawn_sessions(conf, seed, arrival_ns)
+    elif conf.lengths != "trace":
+        content = _drawn(conf, seed, len(arrival_ns))
+    else:
+        content = _replayed(conf, seed, arrival_ns, trace)
+    sessions = content.get("sessions")
+    count = len(content["prompt_tokens"])
+    priorities = _priorities(conf, seed, count if sessions is None else len(sessions))
+    if sessions is not None and priorities:
+        priorities["priority"] = priorities["priority"][sessions.session]
+    patience = _patience(conf, count, trace)
     source = (conf.source,) if conf.source else ()
+    notes = (*(trace.notes if trace is not None else ()), *content.pop("notes", ()))
     return Workload(
         name=conf.name,
-        arrival_ns=arrival_ns,
         concurrency=conf.concurrency,
         provenance=(
             _arrival_provenance(conf),
@@ -52,8 +60,8 @@ def build_workload(conf: WorkloadConf, seed: int) -> Workload:
             *patience.pop("provenance", ()),
             *source,
         ),
-        notes=trace.notes if trace is not None else (),
-        **{**content, **priorities, **patience},
+        notes=notes,
+        **{"arrival_ns": arrival_ns, **content, **priorities, **patience},
     )
 
 
@@ -177,13 +185,20 @@ def _drawn(conf: WorkloadConf, seed: int, count: int) -> dict[str, Any]:
     return content
 
 
-def _replayed(conf: WorkloadConf, seed: int, count: int, trace: Trace | None) -> dict[str, Any]:
+def _replayed(
+    conf: WorkloadConf, seed: int, arrival_ns: Int[np.ndarray, " start"], trace: Trace | None
+) -> dict[str, Any]:
     assert trace is not None
-    order = np.arange(len(trace))
+    count = len(starts(trace))
+    order = np.arange(count)
     if conf.shuffle:
-        order = np.argsort(draws.stream(seed, draws.LENGTHS).random(len(trace)), kind="stable")
-    rows = trace.take(order[:count])
-    return {
+        order = np.argsort(draws.stream(seed, draws.LENGTHS).random(count), kind="stable")
+    order = order[: len(arrival_ns)]
+    rows = trace.take(order) if trace.session is None else whole_sessions(trace, order)
+    chained = {} if trace.session is None else replayed_sessions(conf, seed, rows)
+    if chained:
+        chained["arrival_ns"] = arrival_ns[chained["sessions"].session]
+    return chained | {
         "prompt_tokens": rows.prompt_tokens,
         "output_tokens": rows.output_tokens,
         "token_ids": _tuple(rows.token_ids),
@@ -196,6 +211,7 @@ def _replayed(conf: WorkloadConf, seed: int, count: int, trace: Trace | None) ->
             *trace.provenance,
             *(("order: shuffled",) if conf.shuffle else ()),
             *(("clients give requests up after their abort_after_s",) if rows.abort_after_ns is not None else ()),
+            *chained.get("provenance", ()),
         ),
     }
 
@@ -208,6 +224,8 @@ def _trace(conf: WorkloadConf) -> Trace:
     """The trace of `conf`, within its limits and, where its times are used, in order of time."""
     assert conf.path is not None
     trace = limit_trace(conf, read_trace(conf, conf.path))
+    if conf.lengths == "trace":
+        check_latencies(conf, trace)
     if conf.arrival != "trace":
         return trace
     if trace.arrival_ns is None:
@@ -215,16 +233,19 @@ def _trace(conf: WorkloadConf) -> Trace:
             f"{conf.path}: wanted a trace with arrival times for workload.arrival=trace, got lengths only; set "
             "workload.arrival to poisson, closed_loop or another process"
         )
-    back = np.flatnonzero(np.diff(trace.arrival_ns) < 0)
+    begun = starts(trace)
+    assert begun.arrival_ns is not None
+    back = np.flatnonzero(np.diff(begun.arrival_ns) < 0)
     if not len(back):
         return trace
     if not conf.sort:
-        before, after = trace.arrival_ns[back[0]], trace.arrival_ns[back[0] + 1]
+        before, after = begun.arrival_ns[back[0]], begun.arrival_ns[back[0] + 1]
         raise ValueError(
-            f"{conf.path}, line {trace.line[back[0] + 1]}: wanted arrivals in order of time, got {after / 1e9} s after "
+            f"{conf.path}, line {begun.line[back[0] + 1]}: wanted arrivals in order of time, got {after / 1e9} s after "
             f"{before / 1e9} s; workload.sort=true would sort them"
         )
-    return trace.take(np.argsort(trace.arrival_ns, kind="stable"), f"sorted by arrival ({len(back)} were out of order)")
+    order, note = np.argsort(begun.arrival_ns, kind="stable"), f"sorted by arrival ({len(back)} were out of order)"
+    return trace.take(order, note) if trace.session is None else whole_sessions(trace, order, note)
 
 
 def _arrival_provenance(conf: WorkloadConf) -> str:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from sim.workload.sessions.conf import SessionsConf
+
 
 DEFAULT_REQUESTS = 1000  # where neither num_requests nor duration_s is given: the default of vLLM's serving benchmark
 
@@ -41,6 +43,8 @@ class WorkloadConf:
       schedulers that look at it; lower is more urgent. Relative to their sum; empty: those of the trace, or none.
     abort_after_s: the client gives a request up that has not finished so long after it was sent (s); None: it waits to
       the end, or as long as the trace says.
+    sessions: requests are rounds of sessions; then `num_requests`, `rate`, `concurrency` and `duration_s` are of
+      sessions, and one ends before a round that would go beyond the limits.
     source: where the numbers of this workload come from; printed with the result.
     """
 
@@ -77,4 +81,5 @@ class WorkloadConf:
     hash_block_tokens: int | None = None
     priorities: list[float] = field(default_factory=list)
     abort_after_s: float | None = None
+    sessions: SessionsConf = field(default_factory=SessionsConf)
     source: str | None = None

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 
 ARRIVALS, LENGTHS, CONTENT, PRIORITIES, EXPERTS = range(5)
 ACCEPTANCE = 6  # EXPERTS has two streams
+ROUNDS, FIRST_PROMPTS, LATENCIES, SYSTEM_PROMPTS = range(7, 11)
 """Separate streams: another rate or process leaves the lengths as they are."""
 
 MASK = (1 << 64) - 1

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from sim.workload import draws
 from sim.workload.conf import WorkloadConf
 from sim.workload.length import LengthLaw
+from sim.workload.sessions.columns import firsts, from_then_on
 from sim.workload.source import Trace
 from sim.workload.trace import MOST_TOKENS
 
@@ -53,7 +54,10 @@ def within_limits(
 
 
 def limit_trace(conf: WorkloadConf, trace: Trace) -> Trace:
-    """The trace with its requests under the limits of `conf`; a note says how many were dropped or cut."""
+    """The trace with its requests under the limits of `conf`; a note says how many were dropped or cut.
+
+    A session ends before its first round beyond them.
+    """
     pairs = np.stack([trace.prompt_tokens, trace.output_tokens], axis=1).astype(np.float64)
     long = _too_long(conf, pairs) if conf.lengths == "trace" else np.zeros(len(pairs), dtype=bool)
     if not long.any():
@@ -65,7 +69,9 @@ def limit_trace(conf: WorkloadConf, trace: Trace) -> Trace:
             f"{conf.path}, line {trace.line[row]}: wanted a request within {limits}, got {trace.prompt_tokens[row]} + "
             f"{trace.output_tokens[row]} tokens; workload.over_limit=drop or truncate would go on"
         )
-    if conf.over_limit == "truncate":
+    if trace.session is not None:
+        long = from_then_on(long, firsts(trace.session))
+    elif conf.over_limit == "truncate":
         cut = _truncated(conf, pairs).astype(np.int64)
         blocks = trace.hash_block_tokens or 1
         return replace(

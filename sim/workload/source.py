@@ -52,7 +52,11 @@ class Head:
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests of a file in file order; `arrival_ns` is None for data sets without times; `line`: where each stands."""
+    """Requests of a file in file order; `arrival_ns` is None for data sets without times; `line`: where each stands.
+
+    `session`: a number for each, alike for the rounds of one session, which stand together in order; `latency_ns`: from
+    the end of the round before until it is sent (of first rounds: anything), None where the file does not say.
+    """
 
     prompt_tokens: Int[np.ndarray, " request"]
     output_tokens: Int[np.ndarray, " request"]
@@ -66,6 +70,8 @@ class Trace:
     notes: tuple[str, ...] = ()
     priority: Int[np.ndarray, " request"] | None = None
     abort_after_ns: Int[np.ndarray, " request"] | None = None
+    session: Int[np.ndarray, " request"] | None = None
+    latency_ns: Int[np.ndarray, " request"] | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -89,6 +95,8 @@ class Trace:
             self.notes if note is None else (*self.notes, note),
             None if self.priority is None else self.priority[rows],
             None if self.abort_after_ns is None else self.abort_after_ns[rows],
+            None if self.session is None else self.session[rows],
+            None if self.latency_ns is None else self.latency_ns[rows],
         )
 
 
@@ -316,6 +324,17 @@ def integer_rows(source: Source, lines: Int[np.ndarray, " row"], what: str, rows
             raise source.error(int(number), f"{what} as a list of integers{bits}", f"{row!r:.60}")
         arrays.append(array.astype(np.int64))
     return arrays
+
+
+def id_rows(
+    source: Source, lines: Int[np.ndarray, " row"], key: str, rows: list[Any], lengths: Int[np.ndarray, " row"]
+) -> list[np.ndarray]:
+    """Token ids of each request, as many as it has tokens."""
+    found = integer_rows(source, lines, key, rows)
+    for number, row, length in zip(lines, found, lengths, strict=True):
+        if len(row) != length:
+            raise source.error(int(number), f"{length} entries in {key}", str(len(row)))
+    return found
 
 
 def from_first(arrival_ns: Int[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int
 
+from sim.workload.sessions.columns import Sessions
+
 
 MOST_REQUESTS = 10_000_000
 MOST_TOKENS = 1 << 24
@@ -27,6 +29,8 @@ class Workload:
     `priority` orders requests where a scheduler looks at it, lower is more urgent; None: all alike.
     `abort_after_ns`: how long after it was sent the client gives a request up that has not finished, `NEVER_ABORTS` for
     one it waits for; None: it waits for all.
+    `sessions`: requests are rounds of sessions, session by session. Then the planned arrivals are those of the session,
+    a later round is sent when the one before has ended, and `concurrency` is of sessions under way.
     `digest` is the SHA-256 of the arrays and the concurrency, computed where it is not given; `provenance` says where
     lengths and arrivals come from; `notes` what was dropped or left unused on the way.
     Arrays that contradict this raise `ValueError`.
@@ -46,6 +50,7 @@ class Workload:
     output_token_ids: tuple[np.ndarray, ...] | None = None
     priority: Int[np.ndarray, " request"] | None = None
     abort_after_ns: Int[np.ndarray, " request"] | None = None
+    sessions: Sessions | None = None
 
     def __post_init__(self) -> None:
         for key in ("arrival_ns", "prompt_tokens", "output_tokens"):
@@ -62,6 +67,12 @@ class Workload:
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
+
+    @property
+    def has_content(self) -> bool:
+        """Whether requests say something that could be found again."""
+        shared = self.sessions is not None and self.sessions.shares
+        return shared or self.token_ids is not None or self.block_hashes is not None
 
     def _check(self) -> None:
         requests = len(self.arrival_ns)
@@ -93,6 +104,10 @@ class Workload:
             raise ValueError(f"a workload wants abort_after_ns from 1 to {NEVER_ABORTS} (never)")
         if self.block_hashes is not None and not (self.hash_block_tokens or 0) >= 1:
             raise ValueError("a workload with block_hashes wants hash_block_tokens >= 1")
+        if self.sessions is not None:
+            self.sessions.check(self.prompt_tokens, self.output_tokens)
+            if np.diff(self.arrival_ns)[~self.sessions.begins[1:]].any():
+                raise ValueError("a workload of sessions wants the planned arrival of a session for all its rounds")
 
     def _digest(self) -> str:
         # Name, type and length go in front of every array, so that no two different workloads share a byte string.
@@ -110,6 +125,10 @@ class Workload:
             state.update(f"{key} <i8 ragged\n".encode())
             state.update(np.array([len(row) for row in rows], dtype="<i8").tobytes())
             state.update(np.concatenate(rows).astype("<i8").tobytes())
+        if self.sessions is not None:
+            state.update(f"sessions {len(self.sessions)} system_tokens {self.sessions.system_tokens}\n".encode())
+            for key in ("first", "latency_ns", "history_tokens", "dropped_tokens", "system"):
+                state.update(getattr(self.sessions, key).astype("<i8").tobytes())
         return state.hexdigest()
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 
 from sim.workload import arrival, length
 from sim.workload.conf import WorkloadConf
+from sim.workload.sessions.check import unread_of_sessions
 
 
 OF_TRACES = ("format", "hash_block_tokens")
@@ -37,7 +38,11 @@ def check_read(conf: WorkloadConf, keys: Iterable[str]) -> None:
     Combinations that `sim.workload.check` refuses, whoever set them, are left to it.
     """
     for key in keys:
-        if getattr(conf, key, None) is not None and (wants := unread(conf, key)):
+        if key.startswith("sessions."):
+            wants = unread_of_sessions(conf.sessions, key.removeprefix("sessions."))
+            if wants:
+                raise ValueError(f"workload.{key} does nothing here: it wants {wants}; leave it out.")
+        elif getattr(conf, key, None) is not None and (wants := unread(conf, key)):
             raise ValueError(f"workload.{key} does nothing here: it wants {wants}; leave it out.")
 
 

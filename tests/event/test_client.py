@@ -23,15 +23,14 @@ def test_api_servers_take_requests_one_at_a_time(doors, queued_ns):
     found = []
     while client.next_ns != NEVER:
         found.append(client.next_ns)
-        client.send()
-        client.placed(client.sent - 1, 0, 1)
+        client.placed(client.send(), 0, 1)
     assert found == queued_ns
     assert client.table().arrival_ns.tolist() == [0] * 4
 
 
 def test_a_free_server_takes_the_next_request_of_a_closed_loop_at_once():
     client = Client(burst(2, concurrency=1), pickup_ns=5, door_ns=20)
-    client.send()
+    first = client.send()
     assert client.next_ns == NEVER
-    client.rejected(client.sent - 1, 100)
+    client.rejected(first, 100)
     assert client.next_ns == 125

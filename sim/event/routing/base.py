@@ -16,8 +16,9 @@ import numpy as np
 class Arrival:
     """A request as a router sees it: it does not know how many tokens will come out.
 
-    `now_ns`: when it gets to the router. `content`: its prompt's token ids, where the workload has them. `rate_to`: of
-    the target at a place, the bytes per second that its KV would have on the way there; None where none moves.
+    `now_ns`: when it gets to the router. `session`: whose round it is, None where requests stand alone. `content`: its
+    prompt's token ids, where the workload has them. `rate_to`: of the target at a place, the bytes per second that its
+    KV would have on the way there; None where none moves.
     """
 
     index: int
@@ -26,6 +27,7 @@ class Arrival:
     now_ns: int
     content: np.ndarray | None = None
     rate_to: Callable[[int], float] | None = None
+    session: int | None = None
 
 
 class Target(Protocol):

@@ -1,7 +1,7 @@
-"""Requests that begin alike go to the same replica: one conversation, one system prompt.
+"""Requests that belong together go to the same replica: one session; without sessions those that begin alike.
 
-The replica is found by rendezvous hashing of the first tokens, so that few requests move when replicas come or go. A
-request without content goes where its number says.
+The replica is found by rendezvous hashing of the session's number, or of the first tokens, so that few requests move
+when replicas come or go. A request without either goes where its number says.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,15 @@ def make(options: Options, seed: int) -> Router:
     """It has no state of its own."""
 
     def pick(arrival: Arrival, targets: Sequence[Target]) -> int:
-        content = arrival.content
-        key = str(arrival.index).encode() if content is None else content[: options.tokens].tobytes()
+        key = _key(arrival, options.tokens)
         weights = [blake2b(key, digest_size=8, salt=place.to_bytes(8, "big")).digest() for place in range(len(targets))]
         return max(range(len(targets)), key=lambda place: weights[place])
 
     return pick
+
+
+def _key(arrival: Arrival, tokens: int) -> bytes:
+    """What requests have alike that go to one replica."""
+    if arrival.session is not None:
+        return f"session {arrival.session}".encode()
+    return str(arrival.index).encode() if arrival.content is None else arrival.content[:tokens].tobytes()

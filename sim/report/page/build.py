@@ -16,6 +16,7 @@ from sim.report.page.data import chart_data
 from sim.report.plain import plain, to_json
 from sim.report.priority import by_priority
 from sim.report.result import FINISHED, SimulationResult
+from sim.report.sessions import session_figures
 from sim.report.summary import ms, percentile_word
 from sim.report.verdict import Verdict
 from sim.units import GIB
@@ -48,6 +49,7 @@ def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> s
             "latency_table": latency_table(metrics),
             "slo": slo_html(result, metrics),
             "priorities": priority_table(result),
+            "sessions": sessions_html(result),
             "hits": hits_html(metrics),
             "step_note": step_note(metrics),
             "pools": pools_html(result) + sides_html(result),
@@ -129,9 +131,11 @@ def subtitle(result: SimulationResult) -> str:
     """Who served what, and how it was simulated, as a list of facts."""
     workload = result.workload
     load = f"{len(workload):,} requests of {workload.name}"
+    if workload.sessions is not None:
+        load = f"{len(workload.sessions):,} sessions of {len(workload):,} rounds of {workload.name}"
     rate = (result.config.get("workload") or {}).get("rate")
     if isinstance(rate, int | float) and np.isfinite(rate):
-        load += f" at {rate:g} req/s"
+        load += f" at {rate:g} {'req' if workload.sessions is None else 'sessions'}/s"
     if workload.concurrency is not None:
         load += f", at most {workload.concurrency} at a time"
     facts = [result.engine_label, load, f"{result.engine} engine, seed {result.seed}"]
@@ -290,6 +294,34 @@ def priority_table(result: SimulationResult) -> str:
     ]
     head = ["the smallest first", "finished", "mean (ms)", "median (ms)", "P99 (ms)"]
     return "<h3>TTFT by priority</h3>" + table(head, rows, "numbers")
+
+
+def sessions_html(result: SimulationResult) -> str:
+    """How long sessions take and when their last answer comes; nothing where requests stand alone."""
+    found = session_figures(result)
+    if found is None:
+        return ""
+    rows = [
+        [label, *(quantity(ms(value), 4) for value in (times.mean_s, times.median_s, times.percentile_s(99.0)))]
+        for label, times in (
+            ("Answer TTFT <small>last round sent to its first token</small>", found.answer_ttft),
+            (
+                "From session start <small>first round sent to the last round's first token</small>",
+                found.answer_from_start,
+            ),
+            ("Duration <small>first round sent to last token</small>", found.duration),
+        )
+    ]
+    said = f"{found.completed:,} of {found.sessions:,} sessions completed, {found.rounds:,} rounds"
+    said += f", {found.unsent:,} never sent" if found.unsent else ""
+    if found.latency_share is not None:
+        said += f"; {100 * found.latency_share:.0f}% of their time passes between rounds"
+    if found.repeated_tokens:
+        said += f"; {100 * found.found_tokens / found.repeated_tokens:.1f}% of the tokens said before were found again"
+    if result.ranks > 1 and found.same_replica_share is not None:
+        said += f"; {100 * found.same_replica_share:.0f}% of further rounds went where the round before had been"
+    head = ["sessions", "mean (ms)", "median (ms)", "P99 (ms)"]
+    return f'<h3>Sessions</h3><p class="note">{said}.</p>' + table(head, rows, "numbers")
 
 
 def slo_html(result: SimulationResult, metrics: Metrics) -> str:

@@ -89,7 +89,7 @@ def _time(result: SimulationResult) -> dict[str, Any] | None:
     steps = result.steps
     if not len(steps):
         return None
-    t0_ns = int(np.min(result.requests.arrival_ns))
+    t0_ns = result.requests.first_arrival_ns
     start_ns, end_ns = np.asarray(steps.start_ns), np.asarray(steps.end_ns)
     span_s = (int(end_ns.max()) - t0_ns) / NS_PER_S
     # A bin narrower than a few steps would show the steps' own rhythm, not the load.
@@ -213,7 +213,8 @@ def _workload(result: SimulationResult) -> dict[str, Any]:
     workload = result.workload
     arrivals = None
     if len(result.requests):
-        t_s = (np.asarray(result.requests.arrival_ns) - int(np.min(result.requests.arrival_ns))) / NS_PER_S
+        sent_ns = np.asarray(result.requests.arrival_ns)[result.requests.sent]
+        t_s = (sent_ns - result.requests.first_arrival_ns) / NS_PER_S
         span_s = float(t_s.max())
         if span_s > 0:
             width_s = nice_width_s(span_s, max(8, min(120, len(t_s) // 4)))

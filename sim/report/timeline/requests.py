@@ -30,6 +30,7 @@ def request_events(result: SimulationResult, kept: np.ndarray) -> list[Event]:
     ways = part_times(result)
     handed = np.zeros(len(requests), bool) if result.transfers is None else np.asarray(result.transfers.source) >= 0
     events: list[Event] = []
+    sessions = result.workload.sessions
     for index, arrival, scheduled, first, finish, prompt, output, cached, preemptions, replica in zip(
         kept.tolist(), *columns, strict=True
     ):
@@ -41,13 +42,18 @@ def request_events(result: SimulationResult, kept: np.ndarray) -> list[Event]:
             "output tokens": output,
             "preemptions": preemptions,
         }
+        name = f"request {index}"
+        if sessions is not None:
+            session = sessions.of(index)
+            args |= {"session": session, "round": index - int(sessions.first[session])}
+            name = f"session {session}, round {args['round']}"
         parts = [("queue", arrival, scheduled), ("prefill", scheduled, first)]
         if handed[index]:
             parts = [(WORDS[name], int(start[index]), int(end[index])) for name, start, end in ways]
-        for name, start, end in (*parts, ("decode", first, finish)):
+        for part, start, end in (*parts, ("decode", first, finish)):
             if end > start:
-                events.append(span(REQUESTS_PID, index + 1, name, start, end, args))
-        events += thread_names(REQUESTS_PID, {index + 1: f"request {index}"})
+                events.append(span(REQUESTS_PID, index + 1, part, start, end, args))
+        events += thread_names(REQUESTS_PID, {index + 1: name})
     return events
 
 
