@@ -13,7 +13,9 @@ def draft_terms(engine: EngineSettings, shards: Shards) -> tuple[Term, ...]:
         return ()
     drafter = speculation.drafter
     with_it = "embedding and LM head of its own" if drafter.whole else "an LM head of its own" if drafter.head else ""
-    words = f"{len(draft_layers(engine))} layers of {speculation.method}{', ' if with_it else ''}{with_it}"
+    count = len(draft_layers(engine))
+    layers = f"{count} layer{'s' * (count > 1)} of {speculation.method}"
+    words = f"{layers}, {with_it}" if with_it else layers
     return (term("drafter", drafter.weight_bytes(shards), words, "model file, tensor by tensor", 0.002),)
 
 

@@ -9,6 +9,7 @@ from sim.units import GIB
 NAMES = {
     "requested": "requested memory",
     "weights": "- weights",
+    "drafter": "- drafter",
     "peak_activation": "- peak activation",
     "non_torch": "- non-torch",
     "cuda_graphs": "- CUDA graphs",
@@ -22,7 +23,7 @@ NAMES = {
 def to_text(budget: MemoryBudget) -> str:
     """The whole block: the engine's log lines, our terms with their range and source, verdict, risk, notes."""
     lines = [
-        f"Model loading took {budget.stage.value('weights') / GIB:.2f} GiB",
+        f"Model loading took {(budget.stage.value('weights') + budget.stage.value('drafter')) / GIB:.2f} GiB",
         f"Available KV cache memory: {budget.available_bytes / GIB:.2f} GiB",
         f"GPU KV cache size: {budget.tokens:,} tokens",
         f"Maximum concurrency for {budget.max_model_len:,} tokens per request: {budget.max_concurrency:.2f}x",

@@ -23,7 +23,9 @@ class Numbered(Protocol):
 
 
 class DrawnDrafts:
-    """The `Progress` of rows under a law of acceptance."""
+    """The `Progress` of rows under a law of acceptance; requests run to their length."""
+
+    foreseen = True
 
     def __init__(self, speculation: Speculation, seed: int):
         self._most = speculation.tokens

@@ -120,7 +120,10 @@ class BatchShape(Protocol):
 
 
 class Progress(Protocol):
-    """How far a row gets: drafts proposed and accepted, and ends that the scheduler cannot foresee."""
+    """How far a row gets: drafts proposed and accepted, and ends that the scheduler cannot foresee.
+
+    One with `foreseen = True` has no such ends: nobody asks `stops`.
+    """
 
     def drafts(self, request: Request, known_tokens: int, emitted: int) -> int:
         """Draft tokens proposed after a row that `emitted` tokens (0: unfinished prefill), `known_tokens` with them."""
@@ -152,6 +155,8 @@ class Alone:
 
 class KnownLengths:
     """One token per row, and every request runs to its length."""
+
+    foreseen = True
 
     def drafts(self, request: Request, known_tokens: int, emitted: int) -> int:
         """None."""

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
+from conf.compose import compose
+from sim.api import prepare
 from sim.cost.drafting import DraftedPrices, DraftTables
 from sim.deployment.graphs import EAGER, FULL, PIECEWISE
 from sim.deployment.settings import load_engine
@@ -180,3 +182,8 @@ def test_drafts_of_n_grams_come_where_text_matches():
     # a row brings 1 token or 3, each as likely: 2 on average
     assert len(half.steps) == pytest.approx(100, rel=0.15)
     assert np.count_nonzero(half.steps.draft_tokens) == pytest.approx(50, rel=0.3)
+
+
+def test_several_pools_are_refused():
+    with pytest.raises(ValueError, match="not simulated in a deployment of several pools, got .*eagle in pool"):
+        prepare(compose(["deployment=pd-1p1d", "speculation=eagle"]))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sim.deployment.engine import EngineProfile
+from sim.deployment.speculation import Speculation
 from sim.memory.shape import GroupShape
 from sim.report.result import FINISHED, REJECTED
 from sim.scan import HELP, Status, Unbalanced, lane_job, scan
@@ -13,6 +14,7 @@ from sim.scan.jobs import expected_steps, servable
 from sim.scan.loop import Ended
 from sim.scan.pack import graph_table, pack
 from sim.scan.recover import recover_units
+from sim.workload.acceptance import AcceptanceConf
 from sim.workload.trace import Workload
 from tests.scan.conftest import TABLES, every_statistic_s
 from tests.scan.test_decisions import assert_equal_to_oracle
@@ -189,6 +191,8 @@ def test_what_settings_rule_out(job):
     assert lane_job(lengths, engine, 10, scheduler="sglang").needs_exact == "engine.scheduler is sglang"
     ahead = dataclasses.replace(engine, async_scheduling=True, batches_in_flight=2)
     assert lane_job(lengths, ahead, 10).needs_exact == "2 batches are in flight"
+    drafted = dataclasses.replace(engine, speculation=Speculation("eagle", 3, AcceptanceConf(rate=0.5)))
+    assert lane_job(lengths, drafted, 10).needs_exact == "rows verify drafts"
     whole = dataclasses.replace(engine, chunked_prefill=False)
     assert lane_job(lengths, whole, 10).needs_exact == "chunked prefill is off"
     staged = dataclasses.replace(engine, pipeline_parallel=4, batches_in_flight=4)

@@ -17,6 +17,7 @@ from sim.report.plain import plain, to_json
 from sim.report.priority import by_priority
 from sim.report.result import FINISHED, SimulationResult
 from sim.report.sessions import session_figures
+from sim.report.speculation import speculation_fields
 from sim.report.summary import ms, percentile_word
 from sim.report.verdict import Verdict
 from sim.units import GIB
@@ -52,7 +53,7 @@ def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> s
             "sessions": sessions_html(result),
             "hits": hits_html(metrics),
             "step_note": step_note(metrics),
-            "pools": pools_html(result) + sides_html(result),
+            "pools": pools_html(result) + sides_html(result) + drafts_html(result),
             "replicas": replica_table(result),
             "memory": memory_html(result),
             "workload": workload_html(result),
@@ -438,6 +439,22 @@ def sides_html(result: SimulationResult) -> str:
     note = f'<p class="note">Activations travel over {escape(links)}.</p>'
     head = ["attention / FFN devices", *names]
     return "<h3>Attention and FFN devices</h3>" + note + table(head, rows, "numbers")
+
+
+def drafts_html(result: SimulationResult) -> str:
+    """What became of drafts, position by position; nothing without speculative decoding."""
+    found = speculation_fields(result.speculation)
+    if found is None:
+        return ""
+    said = (
+        f"{found['drafted_tokens']:,} tokens drafted by {found['method']}, {found['accepted_tokens']:,} accepted, "
+        f"{found['committed_tokens']:,} tokens committed in all; a row with drafts brings "
+        f"{quantity(found['mean_accepted_length'])} tokens."
+    )
+    rates = found["acceptance_by_position"]
+    head = ["draft", *(str(place) for place in range(1, len(rates) + 1))]
+    cells = [["accepted, with all before it (%)", *(quantity(percent(rate)) for rate in rates)]]
+    return f'<h3>Drafts</h3><p class="note">{escape(said)}</p>' + table(head, cells, "numbers")
 
 
 def replica_table(result: SimulationResult) -> str:
