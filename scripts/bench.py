@@ -63,7 +63,8 @@ def run(arguments: Arguments) -> Answer:
     found: dict[str, dict[str, Any]] = {}
     for name in arguments.words or BENCHMARKS:
         if not arguments.switch("--json"):
-            print(f"headway: {name}, {repeats} processes on one core", file=sys.stderr)
+            times = "once" if repeats == 1 else f"{repeats} times"
+            print(f"headway: {name}, {times} in a process of its own, on one core", file=sys.stderr)
         found[name] = median([measure(name) for _ in range(repeats)])
     failed = [name for name, numbers in found.items() if numbers["status"] != "ok"]
     return Answer(found, text(found), 1 if failed else 0)

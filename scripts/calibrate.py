@@ -34,7 +34,10 @@ def run(arguments: Arguments) -> Answer:
     refuse_foreign(arguments.words)
     keys = PlainKeys.of("headway calibrate", arguments.words, KEYS)
     if not keys.text("device"):
-        raise ValueError("headway calibrate wants device=NAME[,NAME ...] (`headway hardware` lists them).")
+        raise ValueError(
+            "headway calibrate wants device=NAME[,NAME ...] (`headway hardware` lists them), or --from FILE, a run of "
+            "a server."
+        )
     devices = keys.several("device", list(choices("hardware")))
     from calibration.tables.find import PACKAGE
     from predictors.families import MODULES
@@ -54,7 +57,7 @@ def run(arguments: Arguments) -> Answer:
     for device in devices:
         for name in names:
             if not arguments.switch("--json"):
-                print(f"{device}: {name} ...", file=sys.stderr, flush=True)
+                print(f"headway: {device}: {name} ...", file=sys.stderr, flush=True)
             try:
                 found = calibrated(device, name, sources, seed=seed, quick=quick, every_split=every, date=date)
             except NothingToFit as error:
@@ -82,7 +85,8 @@ def text_of(
     parts.append("\n".join(["set aside:", *aside_lines(aside)]))
     if notes:
         parts.append("\n".join(f"note: {note}" for note in notes))
-    parts.append(f"written: {out}/<device>; use it with predictor={out}/<device>")
+    folders = [f"{out}/{device}" for device in errors]
+    parts.append("\n".join(f"written: {folder}; use it with predictor={folder}" for folder in folders))
     return "\n\n".join(parts)
 
 

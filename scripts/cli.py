@@ -17,6 +17,7 @@ from scripts.answer import Answer
 from scripts.arguments import parse
 from scripts.commands import COMMANDS
 from scripts.compiled import keep_compiled
+from scripts.interrupts import heard
 
 
 BAD_INPUT, BUG, INTERRUPTED = 2, 1, 130
@@ -40,7 +41,7 @@ def answer(words: Sequence[str]) -> Answer:
         return Answer({"status": "ok", "version": version()}, f"headway {version()}")
     command = COMMANDS.get(name)
     if command is None:
-        near = get_close_matches(name, COMMANDS, 1, 0.5)
+        near = get_close_matches(name, COMMANDS, 1, 0.6)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(COMMANDS)}."
         if name == "sweep":
             hint = "a sweep is `headway simulate -m KEY=A,B ...`."
@@ -89,6 +90,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code: 0, 2 for bad input, 1 for a bug."""
     words = list(sys.argv[1:] if words is None else words)
     keep_compiled()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA tells of a slow compilation as of an error
     as_json = "--json" in words
     words = [word for word in words if word != "--json"]
     out = sys.stdout
@@ -97,7 +99,7 @@ def main(words: Sequence[str] | None = None) -> int:
         out.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         # With --json, whatever a library prints must not reach standard output.
-        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(), heard():
             found = answer([*words[:1], "--json", *words[1:]] if as_json and words else words)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         if os.environ.get("HEADWAY_DEBUG"):

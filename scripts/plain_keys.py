@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from sim.documents import nearest
+
 
 @dataclass(frozen=True)
 class PlainKeys:
@@ -49,8 +51,8 @@ class PlainKeys:
         values = [value.strip() for value in self.given[key].split(",")]
         for value in values:
             if value not in known:
-                near = get_close_matches(value, known, 1, 0.0)[0]
-                raise ValueError(f"{key} must name some of {len(known)} known, got {value!r}; the nearest is {near}.")
+                near = nearest(value, known) or f" ({', '.join(known) if len(known) < 12 else 'none is like it'})"
+                raise ValueError(f"{key} must name some of {len(known)} known, got {value!r}{near}.")
         return values
 
     def whole(self, key: str, default: int, least: int = 0) -> int:

@@ -1,6 +1,7 @@
 """Progress on standard error: a bar where a person watches it, else a line now and then."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,10 +24,17 @@ def progress(total: int, text: str, bar: bool, tenths: bool = False) -> Iterator
     """Yields what to call with the number done so far.
 
     With `bar`, and a terminal to show it on, a bar; otherwise a line every ten seconds, or with `tenths` one for each
-    tenth of `total`.
+    tenth of `total`. Until the first call (price tables are compiled) the line says so.
     """
     if not (bar and sys.stderr.isatty()):
-        yield each_tenth(total, text) if tenths else now_and_then(total, text)
+        tell = each_tenth(total, text) if tenths else now_and_then(total, text)
+        with until_first(text) as first:
+
+            def told(done: int, besides: str = "") -> None:
+                first()
+                tell(done, besides)
+
+            yield told
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -39,8 +47,25 @@ def progress(total: int, text: str, bar: bool, tenths: bool = False) -> Iterator
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(text, total=total, besides="")
+        task = shown.add_task(text, total=total, besides="preparing")
         yield lambda done, besides="": shown.update(task, completed=done, besides=besides)
+
+
+@contextmanager
+def until_first(text: str, every_s: float = EVERY_S) -> Iterator[Callable[[], None]]:
+    """Prints every so often that nothing is done yet, until what it yields is called, or the end."""
+    over, started = threading.Event(), time.monotonic()
+
+    def wait() -> None:
+        while not over.wait(every_s):
+            passed = f"{time.monotonic() - started:,.0f} s"
+            print(f"headway: {text}: preparing (compiling), {passed} so far", file=sys.stderr, flush=True)
+
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        yield over.set
+    finally:
+        over.set()
 
 
 def now_and_then(total: int, text: str, clock: Callable[[], float] = time.monotonic) -> Tell:

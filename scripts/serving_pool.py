@@ -1,12 +1,15 @@
 """Simulates many configurations in processes of their own; what goes wrong with one stays with it."""
 
+import contextlib
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache, partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from calibration.serving.score import Prediction
@@ -57,11 +60,16 @@ def each[Item, Result, Died](
 def _in_pool[Item, Result](
     work: Callable[[Item], Result], items: Sequence[Item], jobs: int
 ) -> Iterator[tuple[Item, Result]]:
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
+    context = get_context("spawn")
+    listening, alive = context.Pipe(duplex=False)
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=end_with_parent, initargs=(listening,)) as pool:
         futures: dict[Future[Result], Item] = {pool.submit(work, item): item for item in items}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
+        except BaseException:
+            alive.close()  # whoever is at work ends now, not with its item
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -74,14 +82,17 @@ def _alone[Item, Result, Died](work: Callable[[Item], Result], item: Item, died:
         return died
 
 
-def end_with_parent() -> None:
-    """End this process when the one that started it has ended, however that came about: it would wait for ever."""
-    parent = parent_process()
+def end_with_parent(listening: Connection) -> None:
+    """End this process when the one that started it has ended, or wants no more of it and closes its end of the pipe.
+
+    However that came about: it would wait for ever. Ctrl-C, which all processes of a terminal get, is the parent's.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
+        with contextlib.suppress(EOFError, OSError):
+            listening.recv()
+        os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 

@@ -51,7 +51,7 @@ def run(arguments: Arguments) -> Answer:
                 notes.append(str(error))
             if gathered is not None:
                 if said:
-                    print(f"{device}: {name} ...", file=sys.stderr, flush=True)
+                    print(f"headway: {device}: {name} ...", file=sys.stderr, flush=True)
                 found["shapes"] = _plain(judged(name, fitted, gathered))
                 if not family(name).splits(gathered.table, gathered.device)["shapes"].any():
                     notes.append(f"{device} {name}: {too_few(name, gathered.table)}")

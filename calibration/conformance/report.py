@@ -48,9 +48,9 @@ def verdict(outcome: Outcome) -> str:
     if found.blocks is not None:
         return f"decisions identical, block ids different, {sentence(found.blocks)}"
     if found.dead:
-        return f"identical, and dead: {DEAD}, in the recorded run neither"
+        return f"identical, and dead in both: {DEAD}"
     if found.stuck:
-        return "identical, and stuck: a request never gets its blocks, in the recorded run neither"
+        return "identical, and stuck in both: a request never gets its blocks"
     return "identical"
 
 

@@ -76,8 +76,10 @@ def read_cases(path: Path) -> list[KVCase]:
     elif header >= BLOCK_COLUMNS:
         cases = _from_blocks(rows, path)
     else:
+        if not header:
+            raise ValueError(f"kv={path} is empty, wanted a header and rows.")
         wanted = min((LOG_COLUMNS - header, BLOCK_COLUMNS - header), key=len)
-        raise ValueError(f"kv={path} lacks the column {', '.join(sorted(wanted))}.")
+        raise ValueError(f"kv={path} lacks the column{'s' if len(wanted) > 1 else ''} {', '.join(sorted(wanted))}.")
     if not any(case.counts or case.outcome for case in cases):
         raise ValueError(f"kv={path} holds no case: no row tells {' or '.join(MEASURED)}, or how a start ended.")
     return cases

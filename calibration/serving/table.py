@@ -147,8 +147,11 @@ def read_table(path: Path) -> list[Row]:
     reader = csv.DictReader(lines, restkey="")
     names = list(reader.fieldnames or [])
     missing = [name for name in COLUMNS if name not in names]
+    if not names:
+        raise ValueError(f"{path}: the file is empty, wanted a header and rows.")
     if missing:
-        raise ValueError(f"{path}: a measured-serving table has a column {missing[0]}, got {', '.join(names)[:200]}.")
+        columns = f"column{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
+        raise ValueError(f"{path}: a measured-serving table has the {columns}, got {', '.join(names)[:200]}.")
     unknown = [name for name in names if name not in COLUMNS]
     twice = [name for name in names if names.count(name) > 1]
     if unknown or twice:

@@ -132,7 +132,7 @@ def _number(value: Any, where: str, key: str) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{where}: {key} must be {wanted}, got {value!r}; correct {key}.")
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{where}: {key} must be {wanted}, not negative and finite, got {value}; correct {key}.")
+        raise ValueError(f"{where}: {key} must be {wanted}, finite and at least 0, got {value}; correct {key}.")
     if _counts(key):
         if value != int(value):
             raise ValueError(f"{where}: {key} must be a whole number, got {value}; correct {key}.")

@@ -15,7 +15,7 @@ from sim.report.attention_ffn import attention_ffn_fields
 from sim.report.bottleneck import verdict
 from sim.report.experts import expert_fields
 from sim.report.graphs import graph_fields
-from sim.report.metrics import Metrics, measure
+from sim.report.metrics import Metrics, duration_of, measure
 from sim.report.moment import CUT
 from sim.report.percentile import Distribution, distribution
 from sim.report.result import FINISHED, PoolResult, SimulationResult
@@ -58,9 +58,9 @@ class PoolShare:
 
 def pool_shares(result: SimulationResult) -> list[PoolShare]:
     """Each pool of a fleet; none for a single deployment."""
-    found = []
+    found, duration_s = [], duration_of(result.requests)
     for pool in result.pools:
-        metrics = measure(pool.result)
+        metrics = measure(pool.result, duration_s=duration_s)
         found.append(PoolShare(pool, metrics, verdict(pool.result, metrics)))
     return found
 

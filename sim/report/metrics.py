@@ -154,18 +154,29 @@ def meets(found: Latencies, slo_ms: dict[str, float]) -> np.ndarray:
     return good
 
 
-def measure(result: SimulationResult, percentiles: Sequence[float] = PERCENTILES) -> Metrics:
-    """All metrics of a run. Raises `ValueError` for a percentile outside 0..100 or a malformed SLO."""
+def duration_of(requests: RequestTable) -> float | None:
+    """Seconds from the first arrival to the last token of a finished request; None if none finished, or in no time."""
+    finished = np.asarray(requests.status) == FINISHED
+    if not finished.any():
+        return None
+    return (int(np.max(np.asarray(requests.finish_ns)[finished])) - requests.first_arrival_ns) / NS_PER_S or None
+
+
+def measure(
+    result: SimulationResult, percentiles: Sequence[float] = PERCENTILES, duration_s: float | None = None
+) -> Metrics:
+    """All metrics of a run, or of a pool in a run of `duration_s`.
+
+    **Raises:** `ValueError` for a percentile outside 0..100 or a malformed SLO.
+    """
     requests, steps = result.requests, result.steps
     found = latencies(requests)
     completed = len(found.request)
     aborted = int((np.asarray(requests.status) == ABORTED).sum())
     total_input = int(np.sum(np.asarray(requests.prompt_tokens)[found.request], dtype=np.int64))
     total_output = int(np.sum(np.asarray(requests.output_tokens)[found.request], dtype=np.int64))
-    duration_s = None
-    if completed:
-        last_ns = int(np.max(np.asarray(requests.finish_ns)[found.request]))
-        duration_s = (last_ns - requests.first_arrival_ns) / NS_PER_S or None
+    if duration_s is None:
+        duration_s = duration_of(requests)
 
     def per_second(count: float) -> float | None:
         return count / duration_s if duration_s else None

@@ -68,10 +68,10 @@ def test_unknown_names_say_the_nearest(name, sentence):
             r"unknown key memory_byte_per_s \(did you mean memory_bytes_per_s",
         ),
         (("memory_bytes: 64e9", ""), r"lacks memory_bytes, which every device needs; add memory_bytes"),
-        (("64e9", "-64e9"), r"memory_bytes must be a number in bytes, not negative and finite, got -64000000000"),
+        (("64e9", "-64e9"), r"memory_bytes must be a number in bytes, finite and at least 0, got -64000000000"),
         (
             ("2e12", ".nan"),
-            r"memory_bytes_per_s must be a number in bytes per second, not negative and finite, got nan",
+            r"memory_bytes_per_s must be a number in bytes per second, finite and at least 0, got nan",
         ),
         (("2e12", "2 TB/s"), r"memory_bytes_per_s must be a number in bytes per second, got '2 TB/s'"),
         (("2e12", "0"), r"memory_bytes_per_s must be a number in bytes per second between 1e\+07 and 1e\+16, got 0"),

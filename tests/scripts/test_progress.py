@@ -1,6 +1,8 @@
 """Progress where nobody watches: a line now and then, or for each tenth."""
 
-from scripts.progress import EVERY_S, now_and_then, progress
+import time
+
+from scripts.progress import EVERY_S, now_and_then, progress, until_first
 
 
 def test_a_line_for_each_tenth(capsys):
@@ -40,13 +42,24 @@ def test_a_long_run_says_now_and_then_how_far_it_is(capsys):
     ]
 
 
+def test_what_takes_long_before_it_begins_says_so_until_it_does(capsys):
+    with until_first("requests ended", 0.01) as first:
+        time.sleep(0.2)
+        first()
+        time.sleep(0.05)
+        said = capsys.readouterr().err.splitlines()
+        time.sleep(0.1)
+    assert said and all(line.startswith("headway: requests ended: preparing") for line in said)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_long_simulation_says_how_far_it_is(headway, monkeypatch):
     """Every line is due at once: those of a run count requests that have ended, and the time simulated."""
     monkeypatch.setattr("scripts.progress.EVERY_S", 0.0)
     words = ["model=llama-3.2-1b", "hardware=h100-sxm", "workload=fixed-1024-128", "workload.num_requests=400"]
     for extra in ([], ["--json"]):
         found = headway("simulate", *words, "workload.rate=50", *extra)
-        lines = [line for line in found.err.splitlines() if "requests ended" in line]
+        lines = [line for line in found.err.splitlines() if "requests ended, " in line]
         assert lines and all(" of 400, " in line and line.endswith(" s simulated") for line in lines)
         counts = [int(line.split(", ")[1].split()[0].replace(",", "")) for line in lines]
         assert counts == sorted(counts) and 0 < counts[-1] <= 400

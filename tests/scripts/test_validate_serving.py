@@ -157,7 +157,7 @@ def test_reasons_that_differ_in_numbers_are_one():
 def test_a_table_of_something_else(headway, tmp_path):
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     found = headway("validate", f"serving={tmp_path / 'x.csv'}")
-    assert found.code == 2 and "a measured-serving table has a column" in found.err
+    assert found.code == 2 and "a measured-serving table has the column" in found.err
 
 
 def squared(number: int) -> int:

@@ -91,7 +91,7 @@ def test_what_the_last_digit_leaves_open(text, unit, expected):
 
 
 def test_other_files_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="lacks the column cpu|lacks the column exp, hardware"):
+    with pytest.raises(ValueError, match="lacks the columns? cpu|lacks the columns exp, hardware"):
         cases_of(tmp_path, "1", head="model")
     with pytest.raises(ValueError, match="holds no case"):
         cases_of(tmp_path, row("A", "weights", "14.99"))

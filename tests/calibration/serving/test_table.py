@@ -88,7 +88,7 @@ def test_a_comma_too_many(write):
 
 
 def test_other_tables_are_refused(write, tmp_path):
-    with pytest.raises(ValueError, match="has a column tp, got"):
+    with pytest.raises(ValueError, match="has the column tp, got"):
         read_table(write({}, columns=[column for column in COLUMNS if column != "tp"]))
     with pytest.raises(ValueError, match="an unknown column 'power'"):
         read_table(write({}, columns=[*COLUMNS, "power"]))
