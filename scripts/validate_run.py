@@ -35,6 +35,8 @@ def run(arguments: Arguments) -> Answer:
     unused = [key_of(word) for word in own if key_of(word).startswith("workload.")]
     if unused:
         raise ValueError(f"{unused[0]} does nothing here: the recorded requests are replayed; leave it out.")
+    if "results" in given:
+        raise ValueError("results does nothing here: a comparison writes no folder (--json has it all); leave it out.")
     from sim.report.compare import compare, comparison_json, comparison_text
     from sim.report.cut import cut_note
     from sim.report.measured import read_recorded

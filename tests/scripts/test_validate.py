@@ -121,6 +121,8 @@ def test_a_dataset_of_another_run_is_refused(headway, recorded, tmp_path):
     assert "does not hold the prompts of the recorded run" in found.err
     found = headway("validate", f"run={recorded}", "workload.rate=3")
     assert found.code == 2 and "workload.rate does nothing here" in found.err
+    found = headway("validate", f"run={recorded}", "results=there")
+    assert found.code == 2 and "results does nothing here" in found.err
 
 
 BROKEN_META = {
