@@ -27,8 +27,22 @@ def learned_cost(artifact: Artifact, device: DeviceConf, engine: str) -> KernelC
 
 
 @cache
-def _shipped(folder: Path) -> Artifact:
-    return load(folder)
+def _shipped(folder: Path, lender: str = "") -> Artifact:
+    """What came with Headway in this folder; `lender`: the device that lends it to another, as the card then says."""
+    if not lender:
+        return load(folder)
+    found = _shipped(folder)
+    families = {name: {**entry, "lender": lender} for name, entry in found.card["families"].items()}
+    return dataclasses.replace(found, card={**found.card, "families": families})
+
+
+def _coming_for(device: DeviceConf) -> Artifact | None:
+    """What comes with Headway for a device: its own, or that of the device whose kernels it runs; None for neither."""
+    folders = shipped()
+    if device.name in folders:
+        return _shipped(folders[device.name])
+    lender = load_device(device.kernels_of, "hardware.kernels_of").name if device.kernels_of else ""
+    return _shipped(folders[lender], lender) if lender in folders else None
 
 
 def artifact_for(device: DeviceConf, predictor: str = "auto") -> Artifact | None:
@@ -36,8 +50,8 @@ def artifact_for(device: DeviceConf, predictor: str = "auto") -> Artifact | None
 
     **Arguments:**
 
-    - `predictor`: "auto", "kernels": what was shipped for the device, if anything; "analytic": none; else a folder
-      that `headway calibrate` wrote.
+    - `predictor`: "auto", "kernels": what was shipped for the device, or else for the one named by its `kernels_of`, if
+      anything; "analytic": none; else a folder that `headway calibrate` wrote.
 
     Families that such a folder lacks are taken from what was shipped for the device.
 
@@ -46,10 +60,9 @@ def artifact_for(device: DeviceConf, predictor: str = "auto") -> Artifact | None
     if predictor == "analytic":
         return None
     if predictor in ("auto", "kernels"):
-        folder = shipped().get(device.name)
-        return None if folder is None else _shipped(folder)
-    artifact, folder = own_artifact(device, predictor), shipped().get(device.name)
-    return artifact if folder is None else completed(artifact, _shipped(folder))
+        return _coming_for(device)
+    artifact, other = own_artifact(device, predictor), _coming_for(device)
+    return artifact if other is None else completed(artifact, other)
 
 
 def own_artifact(device: DeviceConf, predictor: str) -> Artifact:
@@ -108,6 +121,8 @@ def cost_rows(artifact: Artifact | None, used: Collection[str] = tuple(MODULES))
         value = f"learned, {known if found is None else f'{found["median"]:.1%} median error on unseen shapes'}"
         sources = sorted({f"{table['source']}" for table in entry.get("tables") or ()})
         source = f"{', '.join(sources)}, fitted {entry.get('date', 'on a day not told')}"
+        if entry.get("lender"):
+            source += f"; of {entry['lender']}, the same chip (hardware.kernels_of)"
         if entry.get("lent"):
             source += "; comes with Headway, for the artifact of predictor= has none"
         rows.append((f"{name} kernels", value, source))

@@ -13,11 +13,13 @@ from sim.scheduler.find import find_scheduler
 
 CONDITIONS = (
     "bench", "engine", "hardware", "model", "precision", "tensor_parallel", "isl", "osl", "attention",
-    "since", "before", "concurrency_from", "role",
+    "since", "before", "concurrency_from", "role", "instances",
 )  # fmt: skip
 
 
 OPTIONS = "scheduler_options."
+POOL = "pool."
+"""Keys of a pool of a disaggregated deployment, not of its engine: sizes other than the row's, `all_to_all`."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,13 @@ class Recipe:
 
 
 def settings_of(facts: Mapping[str, str], counts: Mapping[str, int]) -> tuple[dict[str, Any], list[str]]:
-    """Engine settings (by their keys below `engine.`) that the entries for a row give, later ones over earlier ones.
+    """Engine settings (by their keys below `engine.`) that the entries for a row give, later ones over earlier ones;
+    and keys of its pool, with `pool.` before them.
 
-    `facts`: bench, engine, hardware, model, precision, tensor_parallel, isl, osl, attention (`dp` or `tp`), role and
-    date, as texts; `counts`: concurrency, isl, osl, tensor_parallel and ranks (of all instances of the role), which
-    formulas may use. Also the settings that the
-    engine's scheduler has no option for, as `name=value`: those are left out.
+    `facts`: bench, engine, hardware, model, precision, tensor_parallel, isl, osl, attention (`dp` or `tp`), role,
+    instances (of the role) and date, as texts; `counts`: concurrency, isl, osl, tensor_parallel and ranks (of all
+    instances of the role), which formulas may use. Also the settings that the engine's scheduler has no option for, as
+    `name=value`: those are left out.
     """
     settings: dict[str, Any] = {}
     for recipe in recipes():

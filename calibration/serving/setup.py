@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from calibration.serving.recipes import settings_of
+from calibration.serving.recipes import POOL, settings_of
 from calibration.serving.table import Row, Workers
 from calibration.serving.version import Version, version_of
 from sim.documents import mapping, parse_yaml, read_mapping
@@ -60,15 +60,17 @@ def setup_of(row: Row, lookup: Callable[[str], str]) -> Setup:
         settings, left_out = settings_of(*_facts(row, device, model, "both", Workers(1, *sizes[:2], 1)))
         overrides += _deployment(*sizes)
         overrides += [f"{'++' if '.' in key else ''}engine.{key}={_literal(value)}" for key, value in settings.items()]
-        words = _words(*sizes)
+        words = [_words(*sizes)]
     else:
+        words = []
         overrides += POOLS
         for role, side in zip(("prefill", "decode"), workers, strict=True):
             settings, out = settings_of(*_facts(row, device, model, role, side))
             left_out += [f"{role}: {word}" for word in out]
-            overrides += _pool(role, side, settings)
-        words = "+".join(f"{side.count}x{_words(*_sizes(side)).replace('+', '')}" for side in workers)
-    return Setup(tuple([*overrides, *_workload(row)]), device, model, version, words, tuple(left_out))
+            told, more = _told(side, settings)
+            overrides += _pool(role, told, more, settings)
+            words.append(f"{told.count}x{_words(*_sizes(told)).replace('+', '')}")
+    return Setup(tuple([*overrides, *_workload(row)]), device, model, version, "+".join(words), tuple(left_out))
 
 
 def _facts(row: Row, device: str, model: str, role: str, side: Workers) -> tuple[dict[str, str], dict[str, int]]:
@@ -92,6 +94,7 @@ def _facts(row: Row, device: str, model: str, role: str, side: Workers) -> tuple
         "attention": "dp" if side.data_parallel > 1 else "tp",
         "date": row.date or "",
         "role": role,
+        "instances": str(side.count),
     }
     return facts, counts
 
@@ -190,10 +193,18 @@ def _words(tensor: int, data: int, expert: bool) -> str:
     return "+".join(words + ([f"dp{data}"] if data > 1 else []) + (["ep"] if expert else []))
 
 
-def _pool(name: str, side: Workers, settings: Mapping[str, Any]) -> list[str]:
-    """A pool of the instances of one role, with settings of its own."""
+def _told(side: Workers, settings: dict[str, Any]) -> tuple[Workers, dict[str, Any]]:
+    """Sizes of an instance as a recipe has them where it has, and further keys of its pool; both leave `settings`."""
+    own = {key.removeprefix(POOL): settings.pop(key) for key in list(settings) if key.startswith(POOL)}
+    sizes = {key: own.pop(key) for key in ("tensor_parallel", "data_parallel") if key in own}
+    return replace(side, **sizes), own
+
+
+def _pool(name: str, side: Workers, more: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """A pool of the instances of one role, with further keys and settings of its own."""
     where = f"deployment.pools.{name}"
     sizes = [word.replace("deployment.", f"{where}.") for word in _deployment(*_sizes(side))]
+    sizes += [f"{where}.{key}={_literal(value)}" for key, value in more.items()]
     own = [f"++{where}.settings.{key}={_literal(value)}" for key, value in settings.items()]
     return [f"{where}.replicas={side.count}", *sizes, *own]
 

@@ -74,6 +74,8 @@ class DeviceConf:
       domain, to the host, and between nodes.
     - `collectives`: family of measured collective constants (`sim/hardware/collectives.csv`), `astra-sim` for rules in
       their place (`sim/hardware/collectives_ruled.py`), "" for neither.
+    - `kernels_of`: catalogue name of a device of the same chip, whose measured kernels price this one's steps while
+      none of its own come with Headway; "" for none.
     - `usd_per_hour`: price of one device for an hour, 0 where none is known.
     """
 
@@ -102,6 +104,7 @@ class DeviceConf:
     pcie: LinkConf = field(default_factory=LinkConf)
     nic: LinkConf = field(default_factory=LinkConf)
     collectives: str = ""
+    kernels_of: str = ""
     tdp_w: float = 0.0
     idle_w: float = 0.0
     usd_per_hour: float = 0.0

@@ -1,5 +1,7 @@
 """Which artifact a simulation takes, and what a report says of it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,29 @@ def test_auto_takes_what_was_shipped_for_the_device(folder, h100, monkeypatch):
     found = artifact_for(h100)
     assert found is artifact_for(h100) and found.card["device"] == h100.name
     assert artifact_for(load_device("b200-sxm")) is None
+
+
+def test_a_device_without_kernels_of_its_own_takes_those_of_its_chip(folder, h100, monkeypatch):
+    """Its own go first; a report says whose they are; a name that is none is refused."""
+    monkeypatch.setattr(learned, "shipped", lambda: {h100.name: folder})
+    twin = dataclasses.replace(h100, name="Twin of an H100", kernels_of="h100-sxm")
+    found = artifact_for(twin)
+    assert found is artifact_for(twin) and found.families["recurrent"] is artifact_for(h100).families["recurrent"]
+    assert h100.name in dict((what, source) for what, _, source in cost_rows(found))["recurrent kernels"]
+    assert all(h100.name not in source for *_, source in cost_rows(artifact_for(h100)))
+    monkeypatch.setattr(learned, "shipped", lambda: {twin.name: folder})
+    assert "lender" not in artifact_for(twin).card["families"]["recurrent"]
+    assert artifact_for(h100) is None
+    with pytest.raises(ValueError, match="hardware.kernels_of=h9000 is not a known device"):
+        artifact_for(dataclasses.replace(h100, name="Other", kernels_of="h9000"))
+
+
+def test_devices_of_one_chip():
+    assert {name: load_device(name).kernels_of for name in ("gb200", "gb300", "b200-sxm")} == {
+        "gb200": "b200-sxm",
+        "gb300": "b300-sxm",
+        "b200-sxm": "",
+    }
 
 
 @pytest.fixture

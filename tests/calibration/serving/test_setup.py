@@ -3,11 +3,12 @@
 import pytest
 
 from calibration.serving.formula import evaluate
-from calibration.serving.recipes import recipes
+from calibration.serving.recipes import POOL, recipes
 from calibration.serving.setup import device_of, parallel_sizes, setup_of, stored_as
 from calibration.serving.version import BY_DATE, NEAREST, OWN, version_of
 from conf.compose import compose
 from conf.files import by_hf_id
+from sim.deployment.conf import PoolConf
 
 
 def test_a_row_as_overrides(row):
@@ -56,6 +57,32 @@ def test_each_side_has_the_settings_of_its_own_recipe(row):
 def test_nothing_measured_is_read(row):
     slow = row(ttft_ms_mean="5000", tpot_ms_mean="90", throughput_tok_s_per_gpu_output="1")
     assert setup_of(slow, by_hf_id) == setup_of(row(), by_hf_id)
+
+
+def test_a_recipe_tells_the_sizes_of_pools_that_the_table_has_wrong(row):
+    """Kimi-K2.5 with vLLM: the table says tensor-parallel attention on 4 and 16 devices, the recipe (dep4, dep16)
+    data-parallel, with limits of a rank."""
+    notes = "P: 1x(tp4,dp1,moe_tp1,ep4); D: 1x(tp16,dp1,moe_tp1,ep16); measured=2026-04-07T00:00:00"
+    cells = {"source": "core; InferenceX-derived", "hardware": "gb200", "model": "moonshotai/Kimi-K2.5"}
+    cells |= {"precision": "fp4", "engine_version": "0.18.0", "disagg": "1.0", "notes": notes}
+    found = setup_of(row(**cells), by_hf_id)
+    pools = compose(found.overrides).deployment.pools
+    assert found.parallel == "1xdp4ep+1xdp16ep"
+    assert [(pool.tensor_parallel, pool.data_parallel) for pool in pools.values()] == [(1, 4), (1, 16)]
+    assert {pool.all_to_all for pool in pools.values()} == {"nvlink_one_sided"}
+    assert [pool.settings["max_num_seqs"] for pool in pools.values()] == [1024, 256]
+    assert not any(key.startswith("pool.") for pool in pools.values() for key in pool.settings)
+
+
+@pytest.mark.parametrize(("instances", "clients", "seats"), [(1, 288, 256), (2, 288, 128), (1, 512, 512)])
+def test_seats_of_decode_instances_by_their_number(row, instances, clients, seats):
+    """srt-slurm's b200-fp8/8k1k_stp_maxtpt: 8 prefill ranks with a row each, seats by the layout."""
+    notes = f"P: 1x(tp1,dp8,moe_tp8,ep1); D: {instances}x(tp1,dp8,moe_tp1,ep8); measured=2026-03-18T00:00:00"
+    cells = {"source": "core; InferenceX-derived", "hardware": "b200", "model": "deepseek-ai/DeepSeek-V3"}
+    cells |= {"engine": "sglang", "precision": "fp8", "isl": "8192", "disagg": "1.0", "notes": notes}
+    pools = compose(setup_of(row(**cells, concurrency_or_qps=str(clients)), by_hf_id).overrides).deployment.pools
+    assert pools["prefill"].settings["max_num_seqs"] == pools["prefill"].data_parallel == 8
+    assert pools["decode"].settings["max_num_seqs"] == seats
 
 
 def test_a_vendors_sweep_has_equal_lengths_and_the_token_budget_of_its_configurator(row):
@@ -176,3 +203,5 @@ def test_every_recipe_names_known_things():
             assert stored_as(model)
         for formula in recipe.formulas.values():
             assert evaluate(formula, counts) > 0
+        own = {key.removeprefix(POOL) for key in recipe.settings if key.startswith(POOL)}
+        assert own <= set(PoolConf.__annotations__)
