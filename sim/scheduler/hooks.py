@@ -122,7 +122,7 @@ class BatchShape(Protocol):
 class Progress(Protocol):
     """How far a row gets: drafts proposed and accepted, and ends that the scheduler cannot foresee.
 
-    One with `foreseen = True` has no such ends: nobody asks `stops`.
+    One that has no such ends says so, `foreseen = True`: nobody asks its `stops`.
     """
 
     def drafts(self, request: Request, known_tokens: int, emitted: int) -> int:
@@ -155,8 +155,6 @@ class Alone:
 
 class KnownLengths:
     """One token per row, and every request runs to its length."""
-
-    foreseen = True
 
     def drafts(self, request: Request, known_tokens: int, emitted: int) -> int:
         """None."""
