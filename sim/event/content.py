@@ -41,7 +41,7 @@ def request_content(workload: Workload) -> Sequence[np.ndarray] | None:
 class RoundContent(Sequence[np.ndarray]):
     """Prompts of rounds, put together when asked for, so that memory holds those of requests under way only.
 
-    System prompt g has the ids -(1 + g MOST_TOKENS + p), p its positions; outputs have those that schedulers give them.
+    System prompt g has the ids from -(g + 1) MOST_TOKENS on; outputs have those that schedulers give them.
     """
 
     def __init__(self, workload: Workload, sessions: Sessions):
@@ -67,20 +67,26 @@ class RoundContent(Sequence[np.ndarray]):
         return self._latest[1]
 
     def _prompt(self, i: int) -> np.ndarray:
+        """Runs of ids, each from its own start on, laid end to end."""
         sessions = self._sessions
         s = sessions.of(i)
-        first, system = int(sessions.first[s]), sessions.system_tokens
-        begin = -(1 + int(sessions.system[s]) * MOST_TOKENS)
-        said = [np.arange(begin, begin - system, -1)]
-        have = system
+        first, have = int(sessions.first[s]), sessions.system_tokens
+        starts, sizes = [-(int(sessions.system[s]) + 1) * MOST_TOKENS], [have]
         columns = (self._prompts, self._outputs, sessions.history_tokens, sessions.dropped_tokens)
         rows = zip(*(column[first : i + 1].tolist() for column in columns), strict=True)
         for k, (prompt, output, history, dropped) in enumerate(rows, first):
-            if k > first and history < have:
-                said, have = [np.concatenate(said)[:history]], history
+            over = have - history if k > first else 0
+            while over:  # what was said last is not repeated
+                cut = min(over, sizes[-1])
+                sizes[-1] -= cut
+                over -= cut
+                if over:
+                    del starts[-1], sizes[-1]
             base = output_base(k)
-            said.append(np.arange(base + NEW, base + NEW + prompt - have))
-            if k < i:
-                said.append(np.arange(base + dropped, base + output))
-                have = prompt + output - dropped
-        return np.concatenate(said)
+            known = history if k > first else have
+            starts += (base + NEW, base + dropped)
+            sizes += (prompt - known, output - dropped)
+            have = prompt + output - dropped
+        del starts[-1], sizes[-1]  # its own output
+        ends = np.cumsum(sizes)
+        return np.repeat(np.array(starts) - ends + sizes, sizes) + np.arange(ends[-1])
