@@ -23,6 +23,7 @@ from sim.scan.jobs import Status, servable, why_exact as lane_needs_exact
 from sim.scan.recover import LaneRun
 from sim.scan.wide import scan
 from sim.scheduler.find import failure
+from sim.units import to_ns
 from sim.workload.experts import EVEN
 from sim.workload.trace import Workload
 
@@ -61,6 +62,7 @@ def run(job: Job | Fleet, on_progress: OnProgress | None = None) -> SimulationRe
             router=deployment.router,
             router_options=deployment.router_options,
             elastic=elastic_of(deployment, {"": ("both", deployment.replicas)}, job.conf.seed),
+            hold_ns=to_ns(deployment.session_hold_s),
             seed=job.conf.seed,
             on_progress=on_progress,
         )

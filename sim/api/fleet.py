@@ -85,6 +85,8 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     specs = pools_of(conf.deployment, conf.hardware, conf.engine)
     check_asked(conf.deployment, specs, conf.seed)
     workload = workload if workload is not None else build_workload(conf.workload, conf.seed)
+    if conf.deployment.session_hold_s:
+        raise ValueError("deployment.session_hold_s is simulated for replicas of one kind only; leave it out.")
     pools = tuple(_compile(spec, conf, workload) for spec in specs)
     topology = None
     if any(spec.role == "prefill" for spec in specs):

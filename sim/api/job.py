@@ -24,6 +24,7 @@ from sim.deployment.compile import bounded, compile_plan
 from sim.deployment.plan import Plan
 from sim.deployment.pools import pools_of
 from sim.event.asked import check_asked
+from sim.event.holds import check_holds
 from sim.event.pool import Prices
 from sim.hardware.check import device_from
 from sim.hardware.spec import DeviceConf
@@ -196,6 +197,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
         rows += tuple((f"{what} of {plan.ffn.device.name}", value, source) for what, value, source in ffn_rows)
     both = estimated and ffn_estimated
     job = Job(conf, plan, budget, workload, cost, ffn_cost, rows, both, plan is not compiled)
+    check_holds(conf.deployment, plan.engine, conf.engine.scheduler, job.groups, workload)
     running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
     return dataclasses.replace(job, plan=bounded(plan, running))
 

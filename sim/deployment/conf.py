@@ -122,7 +122,8 @@ class DeploymentConf:
     (`sim.event.routing`, or a file of your own; `router_options` are its options) picks among the replicas that take
     requests from clients; `decode_router` among those that decode what others have
     prefilled, when the prefill ends, or when the request arrives if `pairing` is `at_arrival`. `transfer`: the way of
-    the KV. `elastic`: replicas that come and go.
+    the KV. `elastic`: replicas that come and go. `session_hold_s`: for so long the blocks of a round are held for the
+    next of its session (`sim.event.holds`); 0: they are free and found until others take them, as engines do.
     """
 
     name: str = "single"
@@ -145,6 +146,7 @@ class DeploymentConf:
     pairing: str = "after_prefill"
     transfer: TransferConf = field(default_factory=TransferConf)
     elastic: ElasticConf = field(default_factory=ElasticConf)
+    session_hold_s: float = 0.0
 
     @property
     def rank_devices(self) -> int:

@@ -6,6 +6,7 @@ from heapq import heapreplace
 import numpy as np
 
 from sim.event.agenda import NEVER as NEVER
+from sim.event.holds import Holds
 from sim.event.sending import InTurn, RoundByRound
 from sim.report.moment import Moment
 from sim.report.result import ABORTED, FAILED, FINISHED, LOST, OPEN, REJECTED, UNSENT, RequestTable
@@ -19,7 +20,8 @@ class Client:
     `doors` API servers take requests one at a time, each for `door_ns`; then `pickup_ns` pass to the engine's input
     queue. `next_ns` is when the next request gets there, `NEVER` while none is to be sent. `ends`: how often a request
     ended, refused ones and those that will never be sent included. `cut_tokens`: at most so many were emitted of
-    requests that did not end, or began again. `moments`: when clients gave requests up.
+    requests that did not end, or began again. `moments`: when clients gave requests up. `holds`: who is told
+    of rounds, if their blocks are held.
     """
 
     def __init__(self, workload: Workload, pickup_ns: int = 0, door_ns: int = 0, doors: int = 1):
@@ -45,6 +47,7 @@ class Client:
         self.itl: dict[int, int] = {}
         self.cut_tokens = 0
         self.moments: list[Moment] = []
+        self.holds: Holds | None = None
         self._find_next()
 
     def _find_next(self) -> None:
@@ -112,6 +115,8 @@ class Client:
     def _ended(self, i: int, now_ns: int) -> None:
         """Request i has ended: others may follow, or never will."""
         self.ends += 1
+        if self.holds is not None:
+            self.holds.over(i)
         for later in self._turns.ended(i, now_ns, self._status[i] == FINISHED):
             self._status[later] = UNSENT
             self.ends += 1
@@ -132,6 +137,8 @@ class Client:
         for request in batch.admitted:
             if self._scheduled_ns[request.index] < 0:
                 self._scheduled_ns[request.index] = now_ns
+                if self.holds is not None:
+                    self.holds.over(request.index)
 
     def opened(self, requests: Iterable[Request], now_ns: int) -> None:
         """Requests get the first token that came with their KV."""
@@ -171,6 +178,8 @@ class Client:
             self._preemptions[i] = request.preemptions
             self._cached[i] = request.cached
             self._ended(i, now_ns)
+            if self.holds is not None:
+                self.holds.ended(request, self._replica[i], now_ns)
 
     def table(self) -> RequestTable:
         """What happened to each request, in the workload's order."""

@@ -164,6 +164,8 @@ class Cluster:
                         self._take_arrivals(now_ns)
                     following = replica.call(now_ns, self._horizon)
                     if following is not None:
+                        if replica.empty_turns and client.holds is not None:
+                            client.holds.give_way(replica)
                         self._check(replica, now_ns)
                         agenda.wake(index, following)
             else:

@@ -18,6 +18,7 @@ from sim.event.client import Client
 from sim.event.cluster import NOBODY, Cluster, Entry, OnProgress
 from sim.event.content import request_content
 from sim.event.handover import FREE, Failures, HandOver, HandOverCosts, Layerwise, Lease, Progress, hand_over_of
+from sim.event.holds import Holds
 from sim.event.lifecycle import Elastic, Lifecycle
 from sim.event.log import StepLog
 from sim.event.pool import EnginePool, PoolRanks, Prices, make_ranks
@@ -97,6 +98,7 @@ def run_exact(
     router: str = "round_robin",
     router_options: Mapping[str, Any] | None = None,
     elastic: Elastic | None = None,
+    hold_ns: int = 0,
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> ExactRun:
@@ -118,7 +120,7 @@ def run_exact(
         scheduler=scheduler,
     )
     routing = Routing(router, options=router_options or {})
-    return run_fleet(workload, [pool], routing, elastic=elastic, seed=seed, on_progress=on_progress)
+    return run_fleet(workload, [pool], routing, elastic=elastic, hold_ns=hold_ns, seed=seed, on_progress=on_progress)
 
 
 def run_fleet(
@@ -130,6 +132,7 @@ def run_fleet(
     costs: HandOverCosts = FREE,
     failures: Failures | None = None,
     elastic: Elastic | None = None,
+    hold_ns: int = 0,
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> ExactRun:
@@ -137,6 +140,7 @@ def run_fleet(
 
     Pools of role `prefill` hand over to those of role `decode`, over `topology` (an endpoint for each rank, in the same
     order) at these `costs`, some with `failures`. `elastic`: replicas come and go.
+    `hold_ns`: so long blocks are held between rounds of sessions, which `check_holds` has allowed.
 
     **Raises:** `Stuck` (a `ValueError`) for a run that would never end.
     """
@@ -156,6 +160,8 @@ def run_fleet(
         now = (lambda: agenda.now_ns) if pool.role == "decode" else (lambda: client.next_ns)
         ranks.append(make_ranks(pool, first, named, client, hand_over, log, now, seed))
     replicas = [replica for made in ranks for replica in made.replicas]
+    if hold_ns and workload.sessions is not None:
+        client.holds = Holds(agenda, replicas, workload.sessions, hold_ns)
     if isinstance(hand_over, Layerwise):
         for pool, made in zip(pools, ranks, strict=True):
             for replica in made.replicas if pool.role == "prefill" else ():

@@ -18,6 +18,7 @@ class Content(Protocol):
 
     index: int
     prompt: int
+    outputs: int
     target: int
     computed: int
     key: int
@@ -146,6 +147,17 @@ class PrefixBlocks[R: Content]:
         self.pool.give_back(request.blocks[::-1])
         request.blocks = []
         request.registered = 0
+
+    def hold(self, request: R) -> list[int]:
+        """One more user for what is found of a request that has ended: the blocks."""
+        full = (request.prompt + request.outputs - 1) // self.block_size
+        found = self.pool.find_run(chain_keys(request, full, self.block_size)[:full]) if self.reuse else []
+        self.pool.touch(found)
+        return found
+
+    def let_go(self, blocks: Sequence[int]) -> None:
+        """One user less, the last block first."""
+        self.pool.give_back(blocks[::-1])
 
     def join(self, request: R) -> None:
         """The request decodes from the next call on."""

@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
+from sim.deployment.conf import DeploymentConf, ElasticConf
 from sim.event.content import request_content
+from sim.event.holds import check_holds
 from sim.event.run import ExactRun, run_exact
+from sim.memory.shape import GroupShape
 from sim.report.result import ABORTED, FINISHED, REJECTED, UNSENT
+from sim.scheduler.vllm import ContinuousBatching
 from sim.workload.sessions.columns import Sessions
 from sim.workload.trace import NEVER_ABORTS, Workload
 from tests.event.conftest import make_settings, make_table
@@ -108,7 +112,7 @@ sessions_drawn = st.lists(
 )
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=25, deadline=None)
 @given(
     rounds=sessions_drawn,
     gap=st.integers(0, 40),
@@ -176,3 +180,99 @@ def test_content_is_put_together_as_the_columns_say():
     assert prompts[1][7] == (1 << 32) + 1  # the second output of request 0
     assert np.array_equal(prompts[3][:4], prompts[0][:4])
     assert not set(prompts[3][4:]) & set(prompts[0][4:])
+
+
+def test_a_prompt_may_repeat_the_beginning_only():
+    """30 + 20 tokens were said: the second prompt has the first 10 of them, and 15 new ones."""
+    work = chat([[(30, 20, 0), (20, 20, 0)]])
+    sessions = dataclasses.replace(work.sessions, history_tokens=np.array([0, 10]))
+    work = dataclasses.replace(work, prompt_tokens=np.array([30, 25]), sessions=sessions, digest="")
+    first, second = request_content(work)
+    assert np.array_equal(second[:10], first[:10])
+    assert len(second) == 25 and not set(second[10:]) & set(first)
+
+
+@pytest.mark.parametrize(("hold_ms", "cached"), [(0, 0), (50, 0), (300, 48), (2000, 48)])
+def test_held_blocks_are_there_for_the_next_round(hold_ms, cached):
+    """9 usable blocks: the chat takes 3, each other request 6 unlike ones; whoever was freed first is taken first.
+
+    The second request takes the 6 that nobody had and gives them back at 220 ms. The third, at 400 ms, takes the chat's
+    first if these were free by then; if they became so at 390 ms they come last, and are found at 990 ms.
+    """
+    work = chat([[(40, 9, 0), (15, 2, 900)], [(80, 2, 0)], [(80, 2, 0)]], [0, 200, 400])
+    prices = make_table(base_s=10e-3, token_s=0.0, row_s=0.0)
+    found = run_exact(work, make_settings(prefix_caching=True), prices, num_gpu_blocks=10, hold_ns=hold_ms * MS)
+    assert found.requests.cached_tokens.tolist() == [0, cached, 0, 0]
+    assert (found.requests.status == FINISHED).all()
+
+
+def test_a_hold_gives_way_to_a_request_that_finds_no_other_place():
+    """9 usable blocks, 3 held; a request of 130 tokens needs all 9, and nothing else runs: it gets them at once."""
+    work = chat([[(40, 9, 0), (15, 2, 900)], [(130, 2, 0)]], [0, 200])
+    prices = make_table(base_s=10e-3, token_s=0.0, row_s=0.0)
+    found = run_exact(work, make_settings(prefix_caching=True), prices, num_gpu_blocks=10, hold_ns=10**12)
+    assert found.requests.scheduled_ns[2] == 200 * MS
+    assert found.requests.cached_tokens.tolist() == [0, 0, 0]
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(
+    rounds=sessions_drawn,
+    gap=st.integers(0, 40),
+    blocks=st.integers(9, 40),
+    asynchronous=st.booleans(),
+    replicas=st.integers(1, 2),
+    hold_ms=st.integers(1, 80),
+    patience=st.sampled_from([NEVER_ABORTS, 50 * MS]),
+)
+def test_nothing_is_held_for_ever(rounds, gap, blocks, asynchronous, replicas, hold_ms, patience):
+    """All blocks are free at the end and every round ends (checked inside), with `repeat` or without."""
+    count = sum(map(len, rounds))
+    work = chat(rounds, [gap * k for k in range(len(rounds))], abort_after_ns=np.full(count, patience))
+    settings = make_settings(prefix_caching=True, async_scheduling=asynchronous, max_model_len=300)
+    made = []
+    for repeats in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not repeats:
+                patch.setattr(ContinuousBatching, "repeat", lambda self, batch: False)
+            made.append(
+                run_exact(work, settings, make_table(), num_gpu_blocks=blocks, replicas=replicas, hold_ns=hold_ms * MS)
+            )
+    for field in dataclasses.fields(made[0].requests):
+        assert np.array_equal(getattr(made[0].requests, field.name), getattr(made[1].requests, field.name))
+
+
+@pytest.mark.parametrize(
+    ("deployment", "engine", "scheduler", "words"),
+    [
+        (
+            {},
+            {"prefix_caching": False},
+            "vllm",
+            "session_hold_s=5 does nothing here: it wants engine.enable_prefix_cac",
+        ),
+        ({}, {"scheduling_policy": "priority"}, "vllm", "is simulated with vLLM's scheduler, first come first served"),
+        ({}, {}, "orca", "is simulated with vLLM's scheduler, first come first served"),
+        ({"elastic": ElasticConf(mtbf_s=9.0)}, {}, "vllm", "is not simulated with deployment.elastic"),
+        ({"data_parallel": 2}, {}, "vllm", "is not simulated with data-parallel ranks"),
+        ({"session_hold_s": -1.0}, {}, "vllm", "wants seconds from 0 .*, got -1"),
+    ],
+)
+def test_holds_that_cannot_be(deployment, engine, scheduler, words):
+    work, groups = chat([[(9, 1, 0), (9, 1, 0)]]), (GroupShape("full", 16),)
+    conf = DeploymentConf(**{"session_hold_s": 5.0} | deployment)
+    settings = make_settings(**{"prefix_caching": True} | engine)
+    with pytest.raises(ValueError, match=words):
+        check_holds(conf, settings, scheduler, groups, work)
+
+
+def test_without_sessions_nothing_is_held():
+    alone = Workload("x", np.zeros(1), np.ones(1), np.ones(1))
+    with pytest.raises(ValueError, match="session_hold_s=5 does nothing here: it wants a workload with sessions"):
+        check_holds(
+            DeploymentConf(session_hold_s=5.0),
+            make_settings(prefix_caching=True),
+            "vllm",
+            (GroupShape("full", 16),),
+            alone,
+        )

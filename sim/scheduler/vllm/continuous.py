@@ -138,6 +138,18 @@ class ContinuousBatching:
             self.blocks.release(request, self._stop_decoding(request, self._call))
         request.left = 0
 
+    def hold(self, request: DecodingRequest) -> list[int]:
+        """Keep what is in the cache of a request that has ended from being taken, until `let_go`."""
+        self._repeatable = None
+        assert isinstance(self.blocks, PrefixBlocks)
+        return self.blocks.hold(request)
+
+    def let_go(self, held: list[int]) -> None:
+        """Keep it no longer; the head of the queue may fit now."""
+        self._repeatable = None
+        assert isinstance(self.blocks, PrefixBlocks)
+        self.blocks.let_go(held)
+
     def schedule(self) -> Batch[DecodingRequest]:
         """Decide the next batch: running requests first, then the head of the queue."""
         batch: Batch[DecodingRequest] = Batch()
