@@ -1,7 +1,7 @@
 """Ctrl-C that arrives where Python would swallow it."""
 
-import _thread
 import contextlib
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ def heard() -> Iterator[None]:
     Callbacks of the garbage collector (JAX has one) and finalisers cannot raise: what happens in them is printed and
     forgotten, and a sweep would go on.
     """
-    before = sys.unraisablehook
+    before, main = sys.unraisablehook, threading.get_ident()
 
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            threading.Timer(SOON_S, _thread.interrupt_main).start()
+            threading.Timer(SOON_S, signal.pthread_kill, (main, signal.SIGINT)).start()
         else:
             before(unraisable)
 
