@@ -28,7 +28,8 @@ def line(form=V1_LINE, *, engine=0, prompt=0.0, output=100.0, running=10, usage=
 
 def settings_of(**changes):
     plain = {"max_num_batched_tokens": 2048, "max_num_seqs": 64, "max_model_len": 4096, "block_size": 16}
-    graphs = {"graph_mode": "NONE", "graph_sizes": (), "prefill_graph_sizes": (), "prefill_context_parallel": 1}
+    graphs = {"graph_mode": "NONE", "graph_sizes": (), "full_graph_top": 0}
+    graphs |= {"prefill_graph_sizes": (), "prefill_context_parallel": 1}
     return SimpleNamespace(**plain | graphs | changes)
 
 

@@ -63,7 +63,7 @@ def steps_of(settings, phases, rng):
             ends = c + p
             prefill = [c.sum(), len(c), (c * p + c * (c + 1) / 2).sum(), ends.sum(), ends.max(initial=0)]
             rows.append(
-                [*prefill, len(context), context.sum(), context.max(initial=0), (context**2).sum(), emitted, *mode]
+                [*prefill, len(context), context.sum(), context.max(initial=0), (context**2).sum(), emitted, *mode, 0]
             )
             running = [request for request in running if request[3] < request[1]]
             blocks = sum(-(-(prompt + made - 1) // 16) for prompt, _, _, made in running)
@@ -129,10 +129,10 @@ def test_a_log_of_sglang_is_priced_batch_by_batch(job):
     lines, settings, point = [], job.plan.engine, np.array([np.log(0.8), np.log(0.7), 1e-3])
     padding = Padding(settings)
     assert padding.largest < 600  # so that it runs unpadded
-    shape = [600.0, 2, 2 * 300 * 301 / 2, 600, 300, 0, 0, 0, 0, 2, 600, 0]
+    shape = [600.0, 2, 2 * 300 * 301 / 2, 600, 300, 0, 0, 0, 0, 2, 600, 0, 0]
     for at in range(8):
         context = 600.0 + 40 * (at - 0.5)
-        decode = [0.0] * 5 + [32, 32 * context, context, 32 * context**2, 32, *padding.decodes[32]]
+        decode = [0.0] * 5 + [32, 32 * context, context, 32 * context**2, 32, *padding.decodes[32], 0]
         decode_s, prefill_s = priced(job.cost, job.plan.arrays, np.array([decode, shape]), KNOBS, point)[0]
         rate = 40 * 32 / (40 * decode_s + prefill_s)
         tokens = 32 * (600 + 40 * at) + 32 * (settings.block_size - 1) // 2
