@@ -29,6 +29,8 @@ class RecordedProgress:
     proposes k for every row, also after an unfinished prefill), `stop_after` the output that is a stop token.
     """
 
+    foreseen = False
+
     def __init__(self, requests: list[dict[str, Any]], spec: dict[str, Any] | None, max_model_len: int):
         self._requests = requests
         self._most = spec["k"] if spec else 0

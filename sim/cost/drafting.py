@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.cost.lengths import FLOATS, decodes_s, lengths_s
+from sim.cost.lengths import batch_s, decodes_s
 from sim.cost.model import CostModel
 from sim.cost.table import PriceTable, price_steps, price_table
 from sim.deployment.engine import EngineSettings
@@ -75,21 +75,7 @@ def draft_s(tables: DraftTables, batch: Any) -> float:
         later_s = tables.passes * (one_s + decodes_s(tables.later.lengths, rows, *keys))
     padded, graph = tables.runs_as[batch.tokens]
     first_s = float(tables.first.token_s[graph, padded] + tables.first.row_s[rows])
-    lengths = lengths_s(
-        FLOATS,
-        tables.first.lengths,
-        batch.prefill_tokens,
-        batch.prefill_chunks,
-        batch.prefill_area,
-        batch.prefill_kv_tokens,
-        batch.prefill_max_tokens,
-        batch.decodes,
-        batch.decode_sum,
-        batch.decode_max,
-        batch.decode_sumsq,
-        batch.draft_tokens,
-    )
-    return first_s + float(lengths) + later_s
+    return first_s + batch_s(tables.first.lengths, batch) + later_s
 
 
 def with_drafts(

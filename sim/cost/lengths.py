@@ -6,7 +6,7 @@ decodes runs the kernel of `sim.cost.decode`, one with prefill chunks that of `s
 form of their own (`sim.cost.recurrent`).
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from sim.cost.context import ContextTerms, moved_s, pieces
 from sim.cost.decode import DecodeTerms, decode_float_s, decode_s, windowed_rows
@@ -41,6 +41,21 @@ class LengthTerms(NamedTuple):
     recurrent: tuple[RecurrentTerms, ...] = ()
     context: ContextTerms | None = None
     query_tokens: Number | None = None
+
+
+class Sums(Protocol):
+    """A batch of one step, as far as its lengths matter: numbers named as in `BatchStats`."""
+
+    prefill_tokens: int
+    prefill_chunks: int
+    prefill_area: int
+    prefill_kv_tokens: int
+    prefill_max_tokens: int
+    decodes: int
+    decode_sum: int
+    decode_max: int
+    decode_sumsq: int
+    draft_tokens: int
 
 
 def lengths_s(
@@ -121,6 +136,30 @@ def lengths_s(
     for moved in split.moved if split is not None else ():
         total = total + moved_s(xp, moved, prefill_tokens, decodes, prior)
     return total
+
+
+def batch_s(terms: LengthTerms, batch: Sums) -> float:
+    """`lengths_s` of one batch, on Python floats."""
+    if not batch.prefill_tokens:
+        return decodes_s(
+            terms, batch.decodes, batch.decode_sum, batch.decode_max, batch.decode_sumsq, batch.draft_tokens
+        )
+    return float(
+        lengths_s(
+            FLOATS,
+            terms,
+            batch.prefill_tokens,
+            batch.prefill_chunks,
+            batch.prefill_area,
+            batch.prefill_kv_tokens,
+            batch.prefill_max_tokens,
+            batch.decodes,
+            batch.decode_sum,
+            batch.decode_max,
+            batch.decode_sumsq,
+            batch.draft_tokens,
+        )
+    )
 
 
 def decodes_s(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from sim.cost.attention_ffn import AttentionFfnPrices, shares
-from sim.cost.lengths import FLOATS, decodes_s, lengths_s
+from sim.cost.lengths import FLOATS, lengths_s
 from sim.cost.ping_pong import Hops, cycles, ping_pong_s
 from sim.deployment.engine import EngineSettings
 from sim.event.padding import StepPadding
@@ -74,8 +74,6 @@ class AttentionFfnPricer:
             batch.decode_max,
             batch.decode_sumsq * size / tokens,
         )
-        if not batch.prefill_tokens:
-            return decodes_s(terms, *sums)
         return float(
             lengths_s(
                 FLOATS,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from sim.cost.experts.prices import SUMS
-from sim.cost.lengths import FLOATS, decodes_s, lengths_s
+from sim.cost.lengths import batch_s
 from sim.cost.lockstep import LockstepPrices, exchanged
 from sim.deployment.engine import EngineSettings
 from sim.event.balance import Queues, RankGroup
@@ -79,30 +79,13 @@ class LockstepPricer:
             late_s = exposed_s - own_s
             rank_s = own_s + late_s if late_s > 0.0 else own_s
             if batch is not None:
-                rank_s += self._length_s(batch)
+                rank_s += batch_s(self._terms, batch)
                 row_s = self._row_s[batch.emitting]
                 if row_s > most_row_s:
                     most_row_s = row_s
             if rank_s > slowest_s:
                 slowest_s = rank_s
         return int(1e9 * (slowest_s + shared_s + self._fixed_s[mode] + most_row_s) + 0.5), padded, mode
-
-    def _length_s(self, batch: Batch) -> float:
-        terms, sums = self._terms, (batch.decodes, batch.decode_sum, batch.decode_max, batch.decode_sumsq)
-        if not batch.prefill_tokens:
-            return decodes_s(terms, *sums)
-        return float(
-            lengths_s(
-                FLOATS,
-                terms,
-                batch.prefill_tokens,
-                batch.prefill_chunks,
-                batch.prefill_area,
-                batch.prefill_kv_tokens,
-                batch.prefill_max_tokens,
-                *sums,
-            )
-        )
 
 
 def _sums(batches: Sequence[Batch | None]) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from sim.cost.drafting import DraftedPrices, draft_s
 from sim.cost.experts.prices import RoutingPrices
-from sim.cost.lengths import FLOATS, decodes_s, lengths_s
+from sim.cost.lengths import batch_s
 from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
 from sim.event.padding import DraftPadding, Padding
@@ -30,29 +30,13 @@ class Pricer:
 
     def __call__(self, batch: Batch) -> tuple[int, int, int]:
         """Duration in ns, padded tokens and graph mode (0 eager, 1 piecewise, 2 full) of a batch."""
-        prefill_tokens, decodes = batch.prefill_tokens, batch.decodes
-        if prefill_tokens or batch.emitting != decodes or self._shape is not None:
+        decodes = batch.decodes
+        if batch.prefill_tokens or batch.emitting != decodes or self._shape is not None:
             padded, graph = self._padded(batch)
             fixed_s = self._token_s[graph][padded] + self._row_s[batch.emitting]
         else:
             fixed_s, padded, graph = self._decodes[decodes]
-        if not prefill_tokens:
-            lone_s = decodes_s(self._terms, decodes, batch.decode_sum, batch.decode_max, batch.decode_sumsq)
-            return int(1e9 * (fixed_s + lone_s) + 0.5), padded, graph
-        seconds = fixed_s + lengths_s(
-            FLOATS,
-            self._terms,
-            prefill_tokens,
-            batch.prefill_chunks,
-            batch.prefill_area,
-            batch.prefill_kv_tokens,
-            batch.prefill_max_tokens,
-            decodes,
-            batch.decode_sum,
-            batch.decode_max,
-            batch.decode_sumsq,
-        )
-        return int(1e9 * seconds + 0.5), padded, graph
+        return int(1e9 * (fixed_s + batch_s(self._terms, batch)) + 0.5), padded, graph
 
 
 class RoutedPricer(Pricer):
@@ -67,26 +51,13 @@ class RoutedPricer(Pricer):
     def __call__(self, batch: Batch) -> tuple[int, int, int]:
         """As `Pricer`, with what the experts of this batch take beyond what is tabulated."""
         padded, graph = self._padded(batch)
-        sums = (batch.decodes, batch.decode_sum, batch.decode_max, batch.decode_sumsq)
         seconds = self._token_s[graph][padded] + self._row_s[batch.emitting]
         if padded:
             extra_s = self._routing.extra_s(
                 padded, batch.decode_sum, batch.decodes, batch.prefill_area, batch.prefill_tokens
             )
             seconds += self._routing.change_s(extra_s, padded, graph)
-        if not batch.prefill_tokens:
-            return int(1e9 * (seconds + decodes_s(self._terms, *sums)) + 0.5), padded, graph
-        lengths = lengths_s(
-            FLOATS,
-            self._terms,
-            batch.prefill_tokens,
-            batch.prefill_chunks,
-            batch.prefill_area,
-            batch.prefill_kv_tokens,
-            batch.prefill_max_tokens,
-            *sums,
-        )
-        return int(1e9 * (seconds + lengths) + 0.5), padded, graph
+        return int(1e9 * (seconds + batch_s(self._terms, batch)) + 0.5), padded, graph
 
 
 class DraftingPricer:
@@ -106,20 +77,7 @@ class DraftingPricer:
         """Duration in ns, padded tokens and graph mode of a batch."""
         padded, graph = self._padded(batch)
         seconds = self._token_s[graph][padded] + self._row_s[batch.emitting + batch.draft_tokens]
-        seconds += lengths_s(
-            FLOATS,
-            self._terms,
-            batch.prefill_tokens,
-            batch.prefill_chunks,
-            batch.prefill_area,
-            batch.prefill_kv_tokens,
-            batch.prefill_max_tokens,
-            batch.decodes,
-            batch.decode_sum,
-            batch.decode_max,
-            batch.decode_sumsq,
-            batch.draft_tokens,
-        )
+        seconds += batch_s(self._terms, batch)
         if self._draft is not None:
             seconds += draft_s(self._draft, batch)
         return int(1e9 * seconds + 0.5), padded, graph

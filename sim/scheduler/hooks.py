@@ -122,8 +122,10 @@ class BatchShape(Protocol):
 class Progress(Protocol):
     """How far a row gets: drafts proposed and accepted, and ends that the scheduler cannot foresee.
 
-    One that has no such ends says so, `foreseen = True`: nobody asks its `stops`.
+    `foreseen`: there are no such ends, and nobody asks `stops`.
     """
+
+    foreseen: bool
 
     def drafts(self, request: Request, known_tokens: int, emitted: int) -> int:
         """Draft tokens proposed after a row that `emitted` tokens (0: unfinished prefill), `known_tokens` with them."""
@@ -155,6 +157,8 @@ class Alone:
 
 class KnownLengths:
     """One token per row, and every request runs to its length."""
+
+    foreseen = True
 
     def drafts(self, request: Request, known_tokens: int, emitted: int) -> int:
         """None."""

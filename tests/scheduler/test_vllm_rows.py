@@ -40,6 +40,8 @@ class Arrival:
 class Drawn(KnownLengths):
     """Acceptance and stops as a hash of the seed, the request and a count."""
 
+    foreseen = False
+
     def __init__(self, seed, drafts, stops):
         self.seed, self.most, self.at = seed, drafts, stops
         self.asked = Counter()

@@ -13,6 +13,8 @@ from tests.scheduler.vllm_setup import VERSIONS, full, loop, make_request, setti
 class Accepting:
     """k drafts after every row, a fixed number accepted, one stop."""
 
+    foreseen = False
+
     def __init__(self, drafts, accepted, stop=None):
         self.k, self.take, self.stop = drafts, accepted, stop
 

@@ -67,7 +67,7 @@ class RowBatching:
         self.connected = connector is not None
         self.connector: Connector[RowRequest] = connector if connector is not None else Alone()
         self.transfers = Transfers(self)
-        self.foreseen = type(self.progress) is KnownLengths or bool(getattr(self.progress, "foreseen", False))
+        self.foreseen = self.progress.foreseen
         order = PriorityOrder if self.by_priority else ArrivalOrder
         aside = self.connector_rules.aside if self.connected else "none"
         self.waiting: WaitingQueue = order() if aside == "none" else SetAside(order, loads_only=aside == "loads")
