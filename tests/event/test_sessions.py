@@ -1,6 +1,7 @@
 """Sessions in the exact engine: who is sent when, what is found again, and what becomes of the rest."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,10 +47,14 @@ def chat(sessions, arrivals_ms=None, dropped=0, system=0, **more) -> Workload:
     return Workload("chat", np.repeat(starts, sizes), np.array(prompts), np.array(outputs), sessions=columns, **more)
 
 
-def run(workload, blocks=100, step_s=10e-3, replicas=1, router="round_robin", table=None, **changes) -> ExactRun:
-    settings = make_settings(**{"prefix_caching": True} | changes)
+def run(workload, blocks=100, step_s=10e-3, table=None, changes=None, **how) -> ExactRun:
+    settings = make_settings(**{"prefix_caching": True} | (changes or {}))
     prices = table or make_table(base_s=step_s, token_s=0.0, row_s=0.0)
-    return run_exact(workload, settings, prices, num_gpu_blocks=blocks, replicas=replicas, router=router)
+    return run_exact(workload, settings, prices, num_gpu_blocks=blocks, **how)
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(np.array_equal(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
 
 
 def test_a_second_round_by_hand():
@@ -126,18 +131,12 @@ sessions_drawn = st.lists(
 def test_rounds_are_never_reordered(rounds, gap, blocks, asynchronous, replicas, router, concurrency, scheduler):
     """Every round ends once, in order (checked in the run too), and runs repeat exactly."""
     work = chat(rounds, [gap * k for k in range(len(rounds))], concurrency=concurrency)
-    settings = make_settings(prefix_caching=True, async_scheduling=asynchronous, max_model_len=300)
+    changes = {"async_scheduling": asynchronous, "max_model_len": 300}
     if scheduler == "sglang":
-        settings = dataclasses.replace(settings, async_scheduling=False, batches_in_flight=1)
-    made = [
-        run_exact(
-            work, settings, make_table(), num_gpu_blocks=blocks, replicas=replicas, router=router, scheduler=scheduler
-        )
-        for _ in range(2)
-    ]
-    r = made[0].requests
-    for field in dataclasses.fields(r):
-        assert np.array_equal(getattr(r, field.name), getattr(made[1].requests, field.name))
+        changes |= {"async_scheduling": False, "batches_in_flight": 1}
+    how = {"replicas": replicas, "router": router, "scheduler": scheduler, "changes": changes}
+    r, again = (run(work, blocks, table=make_table(), **how).requests for _ in range(2))
+    assert same(r, again)
     for begin, end in zip(work.sessions.first[:-1], work.sessions.first[1:], strict=True):
         status = r.status[begin:end].tolist()
         done = next((k for k, one in enumerate(status) if one != FINISHED), len(status))
@@ -154,9 +153,7 @@ def test_sessions_of_one_round_without_latency_change_nothing():
     alone = Workload("x", times * MS, prompts, outputs, concurrency=20)
     one = chat([[(int(p), int(o), 0)] for p, o in zip(prompts, outputs, strict=True)], times, concurrency=20)
     a, b = (run(work, blocks=60, table=make_table()) for work in (alone, one))
-    for name in ("requests", "steps"):
-        for field in dataclasses.fields(getattr(a, name)):
-            assert np.array_equal(getattr(getattr(a, name), field.name), getattr(getattr(b, name), field.name))
+    assert same(a.requests, b.requests) and same(a.steps, b.steps)
     assert a.events == b.events
 
 
@@ -200,8 +197,7 @@ def test_held_blocks_are_there_for_the_next_round(hold_ms, cached):
     first if these were free by then; if they became so at 390 ms they come last, and are found at 990 ms.
     """
     work = chat([[(40, 9, 0), (15, 2, 900)], [(80, 2, 0)], [(80, 2, 0)]], [0, 200, 400])
-    prices = make_table(base_s=10e-3, token_s=0.0, row_s=0.0)
-    found = run_exact(work, make_settings(prefix_caching=True), prices, num_gpu_blocks=10, hold_ns=hold_ms * MS)
+    found = run(work, blocks=10, hold_ns=hold_ms * MS)
     assert found.requests.cached_tokens.tolist() == [0, cached, 0, 0]
     assert (found.requests.status == FINISHED).all()
 
@@ -209,8 +205,7 @@ def test_held_blocks_are_there_for_the_next_round(hold_ms, cached):
 def test_a_hold_gives_way_to_a_request_that_finds_no_other_place():
     """9 usable blocks, 3 held; a request of 130 tokens needs all 9, and nothing else runs: it gets them at once."""
     work = chat([[(40, 9, 0), (15, 2, 900)], [(130, 2, 0)]], [0, 200])
-    prices = make_table(base_s=10e-3, token_s=0.0, row_s=0.0)
-    found = run_exact(work, make_settings(prefix_caching=True), prices, num_gpu_blocks=10, hold_ns=10**12)
+    found = run(work, blocks=10, hold_ns=10**12)
     assert found.requests.scheduled_ns[2] == 200 * MS
     assert found.requests.cached_tokens.tolist() == [0, 0, 0]
 
@@ -229,17 +224,12 @@ def test_nothing_is_held_for_ever(rounds, gap, blocks, asynchronous, replicas, h
     """All blocks are free at the end and every round ends (checked inside), with `repeat` or without."""
     count = sum(map(len, rounds))
     work = chat(rounds, [gap * k for k in range(len(rounds))], abort_after_ns=np.full(count, patience))
-    settings = make_settings(prefix_caching=True, async_scheduling=asynchronous, max_model_len=300)
-    made = []
-    for repeats in (True, False):
-        with pytest.MonkeyPatch.context() as patch:
-            if not repeats:
-                patch.setattr(ContinuousBatching, "repeat", lambda self, batch: False)
-            made.append(
-                run_exact(work, settings, make_table(), num_gpu_blocks=blocks, replicas=replicas, hold_ns=hold_ms * MS)
-            )
-    for field in dataclasses.fields(made[0].requests):
-        assert np.array_equal(getattr(made[0].requests, field.name), getattr(made[1].requests, field.name))
+    changes = {"async_scheduling": asynchronous, "max_model_len": 300}
+    how = {"replicas": replicas, "hold_ns": hold_ms * MS, "changes": changes}
+    repeated = run(work, blocks, table=make_table(), **how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ContinuousBatching, "repeat", lambda self, batch: False)
+        assert same(repeated.requests, run(work, blocks, table=make_table(), **how).requests)
 
 
 @pytest.mark.parametrize(
