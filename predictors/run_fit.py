@@ -2,8 +2,9 @@
 
 - `memory`, `compute`, `links`: factors on the rates of memory, of matrix products (attention and experts too) and of
   collectives; one above 1 makes steps faster.
-- `products`, `attention`, `experts`, `elementwise`: factors on the time of these kernels; `eager`: on that of
-  submitting steps without a graph of the whole step. Many servers tell these (`predictors.served`), one run does not.
+- `products`, `prefill_attention`, `decode_attention`, `experts`, `elementwise`: factors on the time of these kernels;
+  `eager`: on that of submitting steps without a graph of the whole step. Many servers tell these
+  (`predictors.served`), one run does not.
 - `host_s`: seconds that every step takes longer; `request_s`: from the client to the engine's queue, more.
 
 They are applied to a compiled plan, whatever prices it. Stored as a small JSON file that says what it was learned from.
@@ -30,7 +31,8 @@ KNOBS = (*RATES, *SECONDS)
 """What one run is asked for."""
 TIMES = {
     "products": "product_time",
-    "attention": "attention_time",
+    "prefill_attention": "prefill_attention_time",
+    "decode_attention": "decode_attention_time",
     "experts": "expert_time",
     "elementwise": "elementwise_time",
 }

@@ -23,12 +23,12 @@ from sim.report.result import SimulationResult
 
 PARTS = {
     "products": ("gemm_s", "head_s"),
-    "attention": ("attention_s",),
     "experts": ("moe_s",),
     "elementwise": ("elementwise_s",),
     "links": ("collective_s",),
 }
-"""Components of a step's time by the constant that scales them; of the rate of `links` the inverse does."""
+"""Components of a step's time by the constant that scales them; of the rate of `links` the inverse does. Attention
+has two, told apart by pricing its steps again."""
 SUBMITTED = (0.5, 2.0, 4.0)
 """Factors on the time of submitting at which the steps are priced: what the device hides of it is no linear matter."""
 MIDDLE = (0.4, 0.6)
@@ -66,6 +66,10 @@ def respond(result: SimulationResult, cost: CostModel, plan: Plan, *, estimated:
     still_s = np.zeros(len(still.order))
     base, mine = _latencies(still, still_s), {}
     changes: dict[str, Any] = {name: sum(seconds[part] for part in parts) for name, parts in PARTS.items()}
+    twice = adjusted_arrays(plan.arrays, {"decode_attention": 2.0})
+    attention_s = seconds["attention_s"]
+    decode_s = np.asarray(price_steps(cost, twice, columns)["attention_s"]) - attention_s
+    changes |= {"prefill_attention": attention_s - decode_s, "decode_attention": decode_s}
     changes["host_s"] = np.ones(len(still.order))
     for name, change_s in changes.items():
         mine[name] = _difference(_latencies(still, change_s), base, statistic)

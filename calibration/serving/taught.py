@@ -24,11 +24,12 @@ from calibration.serving.responses import SUBMITTED, Response
 HOST = ("request_s",)
 """What is asked of a device whose kernels were measured: no table tells of the server. Factors on its kernels' time and
 on submitting, found all the same, made other rows worse: servers differ from release to release."""
-KERNELS = ("products", "attention", "experts", "elementwise", "links", "eager", "host_s")
+KERNELS = ("products", "prefill_attention", "decode_attention", "experts", "elementwise", "links", "eager", "host_s")
 """Asked too of a device that the analytic model prices, and of the host beside it."""
 PRIOR = {
     "products": 0.15,
-    "attention": 0.25,
+    "prefill_attention": 0.25,
+    "decode_attention": 0.25,
     "experts": 0.25,
     "elementwise": 0.25,
     "links": 0.3,

@@ -18,7 +18,7 @@ from sim.cost.model import CostModel
 from sim.cost.prefill import PrefillTerms
 from sim.cost.priced import Priced, claims
 from sim.cost.recurrent import RecurrentTerms
-from sim.cost.service import in_service
+from sim.cost.service import attention_in_service, in_service, states_in_service
 from sim.cost.slots import slots_first
 from sim.cost.stats import LENGTHS, BatchStats
 from sim.cost.step_cost import StepCost
@@ -72,14 +72,15 @@ class KernelCost(CostModel):
         work = work_terms(plan)
         plan, device = in_service(plan), plan.device
         states = slots_first(plan.recurrent)
+        attention = attention_terms(
+            jnp, plan.attention, device, self.decode, self.prefill, plan.context, plan.query_tokens
+        )
         return StepTerms(
             gemm=self.gemm.terms(plan.gemm, device),
             beside=beside_terms(plan.gemm, device),
             emitting=slots_first(plan.gemm.emitting),
-            attention=attention_terms(
-                jnp, plan.attention, device, self.decode, self.prefill, plan.context, plan.query_tokens
-            ),
-            recurrent=self.recurrent.terms(jnp, states, device),
+            attention=attention_in_service(attention, device),
+            recurrent=states_in_service(self.recurrent.terms(jnp, states, device), device),
             moe=self.moe.terms(plan.moe, device),
             elementwise=self.elementwise.terms(plan.elementwise, device),
             collective=collective_terms(plan.collective),

@@ -259,7 +259,8 @@ def _device_arrays(
         "gap_s": gap_s,
         "host_s": device.host_step_s + host_s,
         "product_time": 1.0,
-        "attention_time": 1.0,
+        "prefill_attention_time": 1.0,
+        "decode_attention_time": 1.0,
         "expert_time": 1.0,
         "elementwise_time": 1.0,
     }

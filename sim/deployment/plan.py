@@ -212,7 +212,8 @@ class DeviceArrays(eqx.Module):
     gap_s: Float[Array, "*config mode"]
     host_s: Float[Array, "*config"]
     product_time: Float[Array, "*config"]
-    attention_time: Float[Array, "*config"]
+    prefill_attention_time: Float[Array, "*config"]
+    decode_attention_time: Float[Array, "*config"]
     expert_time: Float[Array, "*config"]
     elementwise_time: Float[Array, "*config"]
 

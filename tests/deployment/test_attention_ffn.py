@@ -117,10 +117,10 @@ def test_a_pool_has_ffn_devices_of_its_own_unless_it_only_prefills():
 
 def test_what_servers_taught_reaches_the_devices_it_was_learned_on():
     """Experts twice as slow: on FFN devices of the same kind, not on others."""
-    values = {"experts": 2.0, "attention": 1.5}
+    values = {"experts": 2.0, "decode_attention": 1.5}
     same, other = (compile_plan(STEP3, H800, ENGINE, deployed(ffn={"hardware": name})) for name in ("", "h20"))
     for plan, wanted in ((same, 2.0), (other, 1.0)):
         taught = adjusted(plan, values).ffn
         assert taught is not None
         assert float(taught.feeds[1].device.expert_time) == wanted
-        assert float(taught.mixers[0].device.attention_time) == 1.5
+        assert float(taught.mixers[0].device.decode_attention_time) == 1.5

@@ -40,7 +40,7 @@ def test_what_is_learned_is_applied(plan, path):
     beneath, found = served.taught_plan(str(path), plan)
     before, after = plan.arrays.device, found.arrays.device
     assert beneath == "kernels"
-    assert (after.product_time, after.expert_time, after.attention_time) == (1.25, 0.5, 1.0)
+    assert (after.product_time, after.expert_time, after.decode_attention_time) == (1.25, 0.5, 1.0)
     # eager and pieces take three times as long to submit, a full graph as long as before
     np.testing.assert_allclose(after.launch_s, before.launch_s * [3.0, 3.0, 1.0])
     np.testing.assert_allclose(after.gap_s, before.gap_s * [3.0, 1.0, 1.0])

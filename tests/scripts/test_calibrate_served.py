@@ -14,7 +14,7 @@ from tests.scripts.test_validate_serving import points as points
 DEVICE = "NVIDIA H100 SXM 80GB"
 
 
-PARTS = dict.fromkeys(("products", "attention", "experts", "elementwise", "links"), 1e-3)
+PARTS = dict.fromkeys(("products", "prefill_attention", "decode_attention", "experts", "elementwise", "links"), 1e-3)
 EAGER = tuple((1e-3 * (factor - 1.0), 0.0) for factor in SUBMITTED)
 ONE = Response("vllm", DEVICE, False, 0.05, 0.01, 1.5e-3, PARTS | {"request_s": 1.0}, PARTS | {"request_s": 0.0}, EAGER)
 

@@ -12,12 +12,12 @@ from predictors.run_fit import adjusted
 from sim import api
 
 
-PARTS = ("products", "attention", "experts", "elementwise", "links", "host_s")
+PARTS = ("products", "prefill_attention", "decode_attention", "experts", "elementwise", "links", "host_s")
 
 
 def response(rng):
     """A row whose TTFT is 100 ms and TPOT 10 ms, in drawn parts; submitting adds 5 ms to TTFT as often as it takes."""
-    first, between = rng.dirichlet(np.ones(5)), rng.dirichlet(np.ones(5))
+    first, between = (rng.dirichlet(np.ones(len(PARTS) - 1)) for _ in range(2))
     ttft = dict(zip(PARTS, [*(0.1 * first), 3.0], strict=True)) | {"request_s": 1.0}
     tpot = dict(zip(PARTS, [*(0.01 * between), 1.0], strict=True)) | {"request_s": 0.0}
     eager = tuple((5e-3 * (factor - 1.0), 0.0) for factor in SUBMITTED)
@@ -50,7 +50,7 @@ def test_known_constants_are_found_again(rows):
     found = taught(rows, measured(rows, products=1.2, experts=0.8), np.full(60, 30.0))
     assert found.values["products"] == pytest.approx(1.2, rel=0.02)
     assert found.values["experts"] == pytest.approx(0.8, rel=0.03)
-    assert found.values["attention"] == pytest.approx(1.0, abs=0.02)
+    assert found.values["prefill_attention"] == pytest.approx(1.0, abs=0.02)
     assert np.median(np.abs(found.after["tpot"])) < 0.1 * np.median(np.abs(found.before["tpot"]))
 
 
@@ -95,7 +95,15 @@ def test_one_wild_row_moves_little(rows):
 
 
 @pytest.mark.parametrize(
-    ("knob", "value"), [("products", 1.1), ("attention", 1.2), ("host_s", 2e-4), ("eager", 2.0), ("request_s", 1e-3)]
+    ("knob", "value"),
+    [
+        ("products", 1.1),
+        ("prefill_attention", 1.2),
+        ("decode_attention", 1.2),
+        ("host_s", 2e-4),
+        ("eager", 2.0),
+        ("request_s", 1e-3),
+    ],
 )
 def test_a_response_is_what_a_simulation_with_the_constant_shows(knob, value):
     job = _job()
