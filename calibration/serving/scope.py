@@ -32,6 +32,7 @@ def excluded(row: Row) -> str:
         "no latency": row.statistic is None,
         "speculative decoding": (row.note("spec") or "none") != "none",
         "another engine": row.serves not in ENGINES,
+        "devices told as one tensor-parallel size": not servable(row.tp),
         DUPLICATE: row.duplicate,
         ADMISSION_LIMITED: admission_limited(row),
     }
@@ -43,6 +44,13 @@ def pools_known(row: Row) -> bool:
     told = row.workers is not None and row.statistic is not None and (row.concurrency or 0.0) >= 1
     plain = row.serves in ENGINES and (row.note("spec") or "none") == "none"
     return row.disaggregated and told and plain and not row.duplicate
+
+
+def servable(tensor_parallel: int) -> bool:
+    """Whether one server may have this size: beyond a node's 8, none but 16. Such rows give all devices of a deployment
+    that they do not describe, as 36 for a model of 128 heads.
+    """
+    return tensor_parallel <= 8 or tensor_parallel == 16
 
 
 def admission_limited(row: Row) -> bool:

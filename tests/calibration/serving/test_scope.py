@@ -21,6 +21,8 @@ from calibration.serving.table import read_table
         ({"tpot_ms_mean": ""}, "no latency"),
         ({"notes": "date=2026-03-02; spec=mtp"}, "speculative decoding"),
         ({"engine": "atom"}, "another engine"),
+        ({"tp": "16"}, ""),
+        ({"tp": "36"}, "devices told as one tensor-parallel size"),
         ({"ttft_ms_mean": "20000"}, "admission-limited"),
     ],
 )
