@@ -28,6 +28,7 @@ BENCHMARKS = {
     "event-decodes": "scripts.bench_event:event_decodes",
     "event-rows": "scripts.bench_event:event_rows",
     "event-sglang": "scripts.bench_event:event_sglang",
+    "event-trtllm": "scripts.bench_event:event_trtllm",
     "azure-replay": "scripts.bench_event:azure_replay",
     "fleet-colocated": "scripts.bench_fleet:fleet_colocated",
     "fleet-disaggregated": "scripts.bench_fleet:fleet_disaggregated",

@@ -5,6 +5,7 @@ Beside them stands what the schedulers of the real engines do (`scripts/real_sch
 
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ def event_counted() -> dict[str, float | str]:
     return _measure(closed_loop()) | real_scheduler("vllm", 64)
 
 
-def closed_loop(predictor: str = "analytic") -> Job:
+COUNTED = ("engine=vllm-0.10.2", "engine.max_num_seqs=256", "engine.enable_prefix_caching=false")
+
+
+def closed_loop(predictor: str = "analytic", engine: Sequence[str] = COUNTED) -> Job:
     """Prompts of 425 to 1275 tokens, outputs of 325 to 975 (850 and 650 on average), 64 at a time."""
     rng = np.random.default_rng(0)
     count = 4000
@@ -36,7 +40,6 @@ def closed_loop(predictor: str = "analytic") -> Job:
         rng.integers(325, 976, count),
         concurrency=64,
     )
-    engine = ["engine=vllm-0.10.2", "engine.max_num_seqs=256", "engine.enable_prefix_caching=false"]
     return build(compose([*engine, f"predictor={predictor}"]), workload)
 
 
@@ -62,6 +65,11 @@ def event_sglang() -> dict[str, float | str]:
         chat_turns(32 * 64, 64),
     )
     return _measure(job) | real_scheduler("sglang", 64)
+
+
+def event_trtllm() -> dict[str, float | str]:
+    """TensorRT-LLM's scheduler on the work of `event_counted`."""
+    return _measure(closed_loop(engine=("engine=trtllm-1.0", "engine.max_num_seqs=256")))
 
 
 def event_decodes() -> dict[str, float | str]:

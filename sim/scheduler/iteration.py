@@ -2,7 +2,7 @@
 
 Each call walks the unfinished requests in an order. One that runs gets its next tokens (the next chunk of its prompt,
 or one token); one that waits is started if it may be. Where blocks are short, others give up theirs and are computed
-again later (recompute preemption). A policy is a subclass that answers some of six questions:
+again later (recompute preemption). A policy is a subclass that answers some of seven questions:
 
 | method | question | unless overridden |
 |---|---|---|
@@ -12,12 +12,16 @@ again later (recompute preemption). A policy is a subclass that answers some of 
 | `admits(request, tokens)` | may this waiting request start now? | if a seat is free and this call preempted nobody |
 | `held_tokens(request, tokens)` | for how many tokens does it take blocks when it starts? | those it computes now |
 | `victims(request)` | who gives up blocks for it, in order? | the last to start, down to itself; nobody for a start |
+| `steady()` | would those that wait be looked at in vain? | it may not be so: rows are walked in every call |
 
 Lengths are known to the simulator, so a row's effect is booked when it is issued, and the next batch may be decided
-before this one has completed. Not modelled here: prefix reuse, speculation, stops before a request's length.
+before this one has completed. Where a policy says that nothing but decoding goes on (`steady`), calls are decided for
+all rows at once (`sim.scheduler.together`). Not modelled here: prefix reuse, speculation, stops before a request's
+length.
 """
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -26,6 +30,7 @@ from sim.deployment.engine import EngineSettings
 from sim.memory.hits import HitStats
 from sim.memory.shape import CacheShape
 from sim.scheduler.base import Batch, Request, Row
+from sim.scheduler.together import Together
 
 
 class IterationRequest(Request):
@@ -33,10 +38,11 @@ class IterationRequest(Request):
 
     `emitted` tokens are issued. `target` tokens have to be computed before the next can be emitted after it (re)started
     (the prompt and, after a preemption, what had been emitted by then); `blocks` are held; `order` is that of arrival;
-    `aborted` requests are gone, though a row of theirs may be under way.
+    `aborted` requests are gone, though a row of theirs may be under way. It has had a row in every batch from number
+    `since` to `last_batch`.
     """
 
-    __slots__ = ("emitted", "target", "blocks", "order", "aborted")
+    __slots__ = ("emitted", "target", "blocks", "order", "aborted", "since")
 
     def __init__(self, index: int, prompt: int, outputs: int, token_ids: np.ndarray | None = None, priority: int = 0):
         super().__init__(index, prompt, outputs, token_ids, priority)
@@ -45,6 +51,7 @@ class IterationRequest(Request):
         self.blocks = 0
         self.order = -1
         self.aborted = False
+        self.since = -1
 
     @property
     def known(self) -> int:
@@ -66,7 +73,8 @@ class IterationScheduler[R: IterationRequest]:
     """One replica's scheduler: at most `max_num_seqs` rows and `max_num_batched_tokens` tokens a batch.
 
     `running` hold blocks, in the order in which they started; `waiting` is sorted by `rank`. `batch` and `rows` are
-    those of the call under way (or of the last).
+    those of the call under way (or of the last). `in_vain`: the walk looked at those that wait and started nobody, and
+    nothing has happened since that could matter to them; a policy that is ever `steady` says so in its walk.
     """
 
     request_type: type[R] = IterationRequest  # type: ignore[assignment]
@@ -91,6 +99,12 @@ class IterationScheduler[R: IterationRequest]:
         self._arrivals = 0
         self._served: set[int] = set()
         self._gone: set[int] = set()
+        self._together: Together[R] = Together(settings.block_size)
+        self._unwalked: deque[Batch[R]] = deque()
+        self._under_way = 0
+        self._last = -1
+        self._stages = settings.pipeline_parallel
+        self.in_vain = False
 
     # What a policy may answer differently.
 
@@ -126,6 +140,14 @@ class IterationScheduler[R: IterationRequest]:
             if other is request:
                 return
 
+    def steady(self) -> bool:
+        """Whether a call that follows would start nobody, and give each that decodes its row, as far as blocks last.
+
+        Asked before a call, and after one in which all that run decoded. Then rows are not looked at until somebody
+        starts or blocks run short; `candidates` and the others are not asked, and the batch lists no rows.
+        """
+        return False
+
     def measure(self, batch: Batch[R], rows: Sequence[Row[R]]) -> None:
         """Count the rows into the batch's statistics."""
         for row in rows:
@@ -150,6 +172,11 @@ class IterationScheduler[R: IterationRequest]:
     def abort(self, request: R) -> None:
         """Take an unfinished request out and free its blocks; what is under way for it is thrown away."""
         request.aborted = True
+        if request in self._together:
+            self._together.leave(request)
+        for batch in self._unwalked:
+            if request.since <= batch.number <= request.last_batch:
+                batch.dropped = [*batch.dropped, request]
         if request.index in self.running:
             self.leave(request)
         else:
@@ -158,6 +185,17 @@ class IterationScheduler[R: IterationRequest]:
     def schedule(self) -> Batch[R]:
         """Decide the next batch."""
         self.call += 1
+        self._under_way += 1
+        if (self._ahead or self._completed >= self._last) and self._goes_on:
+            return self._decode()
+        self._together.settle()
+        batch = self._walk()
+        if batch.emitting and not batch.prefill_tokens and self._stages == 1 and self.steady():
+            self._gather(batch)
+        self._last = batch.number
+        return batch
+
+    def _walk(self) -> Batch[R]:
         batch: Batch[R] = Batch()
         self.batch = batch
         batch.number = self.call
@@ -203,19 +241,79 @@ class IterationScheduler[R: IterationRequest]:
         return batch
 
     def repeat(self, batch: Batch[R]) -> bool:
-        """Never: every call is decided row by row."""
-        return False
+        """Make the next call if all rows of `batch` decode again and nobody ends."""
+        if batch.opened or not self._together.repeats(batch) or not self._goes_on:
+            return False
+        if len(self._unwalked) == self._under_way:
+            self._completed = self._unwalked.popleft().number
+        self._unwalked.append(batch)
+        self.call += 1
+        self.free_blocks -= self._together.need
+        self._together.repeat(batch, self.call)
+        batch.free_blocks = self.free_blocks
+        self._last = self.call
+        return True
 
     def complete(self, batch: Batch[R]) -> Sequence[R]:
         """Free the seats and blocks of the requests that got their last token from `batch`."""
         self._completed = batch.number
-        batch.dropped = [row.request for row in batch.rows if row.emits and row.request.aborted]
+        self._under_way -= 1
+        if self._unwalked and self._unwalked[0] is batch:
+            self._unwalked.popleft()
+        else:
+            batch.dropped = [row.request for row in batch.rows if row.emits and row.request.aborted]
         ended = [request for request in batch.finishing if not request.aborted]
         if batch.dropped:
             batch.emitted = [request for request in batch.emitted if not request.aborted]
         for request in ended:
             self.leave(request)
         return ended
+
+    # Calls without a walk.
+
+    @property
+    def goes_together(self) -> bool:
+        """Whether all that run decode, and rows are not looked at."""
+        return len(self._together) > 0
+
+    def enter(self, request: R) -> None:
+        """A request whose prompt was computed elsewhere, and whose KV is here, runs from the next call on."""
+        self.running[request.index] = request
+        request.since = self.call + 1
+        if self.goes_together and request.left:
+            if self._together.takes(request):
+                self._together.join(request)
+            else:
+                self._together.settle()
+
+    @property
+    def _goes_on(self) -> bool:
+        together = self._together
+        return (
+            0 < len(together) <= min(self.max_num_seqs, self.budget)
+            and together.need <= self.free_blocks
+            and self.steady()
+        )
+
+    def _gather(self, batch: Batch[R]) -> None:
+        """From the next call on all that run go together, if each had a row in `batch`."""
+        going = [request for request in self.running.values() if request.emitted < request.outputs]
+        if all(request.last_batch == batch.number and self._together.takes(request) for request in going):
+            for row in batch.rows:
+                if row.request.emitted < row.request.outputs:
+                    self._together.join(row.request)
+
+    def _decode(self) -> Batch[R]:
+        batch: Batch[R] = Batch()
+        batch.number = self.call
+        self.free_blocks -= self._together.need
+        batch.finishing = self._together.decode(batch)
+        self.in_vain = self.in_vain and not batch.finishing
+        batch.waiting = self.unfinished - batch.running
+        batch.free_blocks = self.free_blocks
+        self._unwalked.append(batch)
+        self._last = batch.number
+        return batch
 
     # Steps of the walk.
 
@@ -225,6 +323,7 @@ class IterationScheduler[R: IterationRequest]:
 
     def enqueue(self, request: R) -> None:
         """Put a request that holds nothing among the waiting."""
+        self.in_vain = False
         insort(self.waiting, request, key=self.rank)
 
     def dequeue(self, request: R) -> None:
@@ -233,6 +332,7 @@ class IterationScheduler[R: IterationRequest]:
 
     def release(self, request: R) -> None:
         """The request stops running: its blocks are free."""
+        self.in_vain = False
         del self.running[request.index]
         self.free_blocks += request.blocks
         request.blocks = 0
@@ -305,6 +405,8 @@ class IterationScheduler[R: IterationRequest]:
             request.emitted += 1
             if request.last_batch >= 0:
                 follows[request.last_batch] = follows.get(request.last_batch, 0) + 1
+            if request.last_batch != self._last:
+                request.since = batch.number
             request.last_batch = batch.number
             if prefilling:
                 batch.emitted = [*batch.emitted, request]

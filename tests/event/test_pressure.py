@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sim.report.result import FINISHED, REJECTED
+from sim.scheduler.trtllm import TensorRTLLM
 from sim.scheduler.vllm import ContinuousBatching
 from tests.event.pressure import draw, mode_names
 
@@ -50,6 +51,19 @@ def test_calls_that_only_repeat_change_nothing(mode, monkeypatch):
             for name, column in vars(getattr(slow, table)).items():
                 assert np.array_equal(column, getattr(getattr(fast, table), name)), (seed, table, name)
     assert counts["asked"] > 100
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.startswith("trtllm/")])
+def test_rows_that_go_together_change_nothing(mode, monkeypatch):
+    """The same requests, steps and latencies where every row is walked in every call."""
+    together = [draw(mode, seed).run() for seed in range(12)]
+    monkeypatch.setattr(TensorRTLLM, "steady", lambda self: False)
+    for seed, fast in enumerate(together):
+        slow = draw(mode, seed).run()
+        for table in ("requests", "steps"):
+            for name, column in vars(getattr(slow, table)).items():
+                assert np.array_equal(column, getattr(getattr(fast, table), name)), (seed, table, name)
+        assert np.array_equal(fast.itl_ns, slow.itl_ns) and np.array_equal(fast.itl_count, slow.itl_count)
 
 
 def test_memory_is_short():

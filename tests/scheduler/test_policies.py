@@ -50,15 +50,21 @@ STATISTICS = (
 )  # fmt: skip
 
 
-def policy(name, blocks, **changes):
-    """A scheduler of 16-token blocks by its name above; without chunks the budget covers the longest request."""
+def policy(name, blocks, walks=True, **changes):
+    """A scheduler of 16-token blocks by its name above; without chunks the budget covers the longest request.
+
+    `walks`: it lists the rows of every call.
+    """
     scheduler, own = POLICIES[name]
     values = {"max_model_len": LENGTH, **own, **changes}
     whole = not values.get("chunked_prefill", True) or getattr(find_scheduler(scheduler), "CHUNKS", None) is False
     if whole:
         values["max_num_batched_tokens"] = max(LENGTH, values.get("max_num_batched_tokens", 0))
     settings = make_settings(**values)
-    return make_scheduler(scheduler, settings, CacheShape(blocks, False, (GroupShape("full", 16),))), settings
+    made = make_scheduler(scheduler, settings, CacheShape(blocks, False, (GroupShape("full", 16),)))
+    if walks:
+        made.steady = lambda: False
+    return made, settings
 
 
 def drive(scheduler, requests, depth=1, calls=20_000, aborts=()):
@@ -136,6 +142,54 @@ def test_nothing_is_lost_under_memory_pressure(name, rows, blocks, seats, budget
         assert name not in NEVER_PREEMPT or not request.preemptions
     if depth == 1:
         assert all(batch.tokens for batch in batches)
+
+
+@pytest.mark.parametrize("name", [name for name, (scheduler, _) in POLICIES.items() if scheduler == "trtllm"])
+@hypothesis_settings(max_examples=60)
+@given(
+    rows=drawn,
+    blocks=st.integers(13, 40),
+    seats=st.integers(1, 8),
+    budget=st.integers(32, 96),
+    depth=st.integers(1, 3),
+    ahead=st.booleans(),
+    aborts=st.lists(st.tuples(st.integers(0, 80), st.integers(0, 24)), max_size=4),
+)
+def test_rows_that_go_together_are_as_those_that_are_walked(name, rows, blocks, seats, budget, depth, ahead, aborts):
+    """The same statistics, order of ends, tokens thrown away and tokens that follow others, call by call."""
+    rows = [row for row in rows if row[1] + row[2] <= LENGTH]
+    aborts = [(call, index) for call, index in aborts if index < len(rows)]
+    changes = {
+        "max_num_seqs": seats,
+        "max_num_batched_tokens": budget,
+        "async_scheduling": ahead,
+        "batches_in_flight": depth,
+    }
+    told = []
+    for walks in (True, False):
+        scheduler, _ = policy(name, blocks, walks, **changes)
+        requests, batches = drive(scheduler, rows, depth, aborts=aborts)
+        assert scheduler.free_blocks == scheduler.usable_blocks
+        ended = [(r.emitted, r.computed, r.preemptions, r.last_batch) for r in requests if not r.aborted]
+        told.append(([_told(batch) for batch in batches], ended))
+    assert told[0] == told[1]
+
+
+def _told(batch):
+    numbers = (*STATISTICS, "emitting", "running", "waiting", "free_blocks", "number", "follows")
+    people = ("admitted", "emitted", "finishing", "preempted", "interrupted", "dropped")
+    return (
+        [getattr(batch, name) for name in numbers],
+        [sorted(r.index for r in batch.dropped) if name == "dropped" else [r.index for r in getattr(batch, name)]
+         for name in people],
+    )  # fmt: skip
+
+
+def test_most_calls_of_a_full_server_look_at_no_rows():
+    """8 seats, 3 waiting: prompts in call 0, then walks only where somebody has left or comes."""
+    scheduler, _ = policy("no evict", 200, walks=False, max_num_seqs=8, async_scheduling=False)
+    _, batches = drive(scheduler, [(0, 16, 40 + 2 * i) for i in range(11)])
+    assert sum(not batch.rows for batch in batches) > 0.6 * len(batches)
 
 
 def simulate(name, arrivals_ms, prompts, outputs, blocks=1000, **changes):

@@ -48,6 +48,7 @@ class ContextServer(TensorRTLLM):
             super().leave(request)
             return
         del self.running[request.index]
+        self._promised, self.in_vain = None, False
         self.held[request] = None
 
     def report(self, received: Sequence[IterationRequest], sent: Sequence[IterationRequest]) -> None:
@@ -56,6 +57,7 @@ class ContextServer(TensorRTLLM):
             del self.held[request]
             self.free_blocks += request.blocks
             request.blocks = 0
+        self.in_vain = self.in_vain and not sent
 
 
 class GenerationServer(TensorRTLLM):
@@ -111,10 +113,10 @@ class GenerationServer(TensorRTLLM):
             self.call += 1
             self._opened_as = self.call
         for request in opened:
-            self.running[request.index] = request
             request.computed = request.prompt
             request.emitted = 1
             request.last_batch = self._opened_as
+            self.enter(request)
         batch = super().schedule()
         if opened:
             batch.opened, batch.opened_as = opened, self._opened_as

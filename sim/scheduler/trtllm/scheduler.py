@@ -25,6 +25,7 @@ from itertools import islice
 
 from sim.deployment.engine import EngineSettings
 from sim.memory.shape import CacheShape
+from sim.scheduler.base import Batch
 from sim.scheduler.iteration import IterationRequest, IterationScheduler
 from sim.scheduler.trtllm.gate import PromptGate
 from sim.scheduler.trtllm.options import Options
@@ -50,9 +51,12 @@ class TensorRTLLM(IterationScheduler[IterationRequest]):
         self._wait_steps = options.batch_wait_timeout_iters
         self._wait_tokens = options.batch_wait_max_tokens_ratio * self.budget
         self._waited = 0
+        self._by_arrival = not self.chunked_prefill or self.policy == "MAX_UTILIZATION"
         self._gate_steps = options.attention_dp_timeout_iters
         self._gate: PromptGate | None = None
+        self._closed = False
         self._spoken_for = 0
+        self._promised: int | None = None
 
     def to_completion(self, request: IterationRequest) -> int:
         """Blocks for prompt and outputs, within the pool: what never fits was rejected on arrival."""
@@ -62,21 +66,32 @@ class TensorRTLLM(IterationScheduler[IterationRequest]):
     def candidates(self) -> Iterable[IterationRequest]:
         """Those with capacity: decodes first, or, where prompts are not cut, all by arrival."""
         waiting = self.waiting[: self.max_num_seqs]
+        self.in_vain = not (self._closed or self._wait_steps or self.policy == "MAX_UTILIZATION")
         if self.policy == "MAX_UTILIZATION":
             fitting = self._fitting()
         else:
             self._spoken_for = self.spoken_for()
             fitting = [*self.running.values(), *waiting]
-        closed = self._gate is not None and not self._gate.opens(self)
-        if closed or (self._gate is None and self._wait_steps and self._prompts_wait(fitting)):
+        if self._closed or (self._gate is None and self._wait_steps and self._prompts_wait(fitting)):
             fitting = [request for request in fitting if self._decodes(request)]
         if not self.chunked_prefill:
             return sorted(fitting, key=by_arrival)
         return sorted(fitting, key=lambda request: not self._decodes(request))
 
+    def schedule(self) -> Batch[IterationRequest]:
+        """Decide the next batch, as the gate lets prompts pass."""
+        self._closed = self._gate is not None and not self._gate.opens(self)
+        return super().schedule()
+
+    def steady(self) -> bool:
+        """Who was looked at in vain waits until somebody leaves; where a step more may start it, rows are walked."""
+        return self.in_vain or not self.waiting
+
     def spoken_for(self) -> int:
         """Blocks that those who have started need to their ends."""
-        return sum(self.to_completion(request) for request in self.running.values())
+        if self._promised is None:
+            self._promised = sum(self.to_completion(request) for request in self.running.values())
+        return self._promised
 
     def join(self, ranks: "Sequence[TensorRTLLM]") -> None:
         """This rank is one of `ranks`, which run their steps together."""
@@ -88,7 +103,9 @@ class TensorRTLLM(IterationScheduler[IterationRequest]):
     @property
     def has_prompt(self) -> bool:
         """Whether any request has a prompt to compute."""
-        return bool(self.waiting) or any(not request.decoding for request in self.running.values())
+        if self.waiting or self.goes_together:
+            return bool(self.waiting)
+        return any(not request.decoding for request in self.running.values())
 
     @property
     def decodes_any(self) -> bool:
@@ -126,7 +143,20 @@ class TensorRTLLM(IterationScheduler[IterationRequest]):
         if len(self.running) >= self.max_num_seqs or self._spoken_for + blocks > self.usable_blocks:
             return False
         self._spoken_for += blocks
+        self._promised, self.in_vain = None, False
         return True
+
+    def enter(self, request: IterationRequest) -> None:
+        """A request whose prompt was computed elsewhere runs from the next call on."""
+        self._promised = None
+        if self._by_arrival:
+            self._together.settle()  # its rows may come before those of others
+        super().enter(request)
+
+    def release(self, request: IterationRequest) -> None:
+        """The request stops running: its blocks are free, and nothing is promised to it."""
+        self._promised = None
+        super().release(request)
 
     def held_tokens(self, request: IterationRequest, tokens: int) -> int:
         """Its whole prompt, and what it had emitted before a pause."""
