@@ -132,5 +132,5 @@ def test_the_shipped_file(artifacts):
     assert len(pairs) == len(set(pairs)) >= 8
     for fit in content["fits"]:
         assert set(fit["values"]) == set(fit["spread"])
-        assert all(0.1 < value < 5.0 for name, value in fit["values"].items() if not name.endswith("_s"))
+        assert all(0.1 < value < 8.0 for name, value in fit["values"].items() if not name.endswith("_s"))
         assert sum(fit["after"].values()) < sum(fit["before"].values())
