@@ -8,6 +8,7 @@ text.
 
 from dataclasses import dataclass, field
 
+from sim.documents import nearest
 from sim.model.drafters import eagle3_heads, eagle_head, medusa_heads, mtp_modules
 from sim.model.read import load_model
 from sim.model.shards import Shards
@@ -109,7 +110,8 @@ def resolve_speculation(
     **Raises:** `ValueError`, one sentence, for what cannot be.
     """
     if conf.method not in METHODS:
-        raise ValueError(f"{KEY}.method wants one of {', '.join(METHODS)}, got {conf.method!r}.")
+        near = nearest(conf.method, METHODS)
+        raise ValueError(f"{KEY}.method wants one of {', '.join(METHODS)}, got {conf.method!r}{near}.")
     for key, takers in (
         ("num_speculative_tokens", METHODS[1:]),
         ("draft_model", ("draft_model", "eagle", "eagle3")),

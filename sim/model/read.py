@@ -140,10 +140,11 @@ def load_model(name_or_path: str, dtype: str = "auto", quantization: str | None 
         elif path.suffix in (".json", ".yaml", ".yml"):
             raise ValueError(f"model path {name_or_path}: there is no such file.")
         else:
-            near = get_close_matches(slug.rsplit("/", 1)[-1], known, NAMED, 0.0)
+            near = get_close_matches(slug.rsplit("/", 1)[-1], known, NAMED, 0.4)
+            told = f"the nearest names are {', '.join(near)}" if near else "`headway models` lists the catalogue"
             raise ValueError(
-                f"model {name_or_path!r} is neither in the catalogue nor a file; the nearest names are "
-                f"{', '.join(near)} (give a config.json for any other model)."
+                f"model {name_or_path!r} is neither in the catalogue nor a file; {told} "
+                "(give a config.json for any other model)."
             )
     if path.suffix in (".yaml", ".yml"):
         conf = load_conf(path)

@@ -15,6 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from sim.documents import nearest
 from sim.workload import draws
 from sim.workload.acceptance.conf import AcceptanceConf
 
@@ -122,7 +123,8 @@ def _named(conf: AcceptanceConf) -> str:
         most = {law: sum(getattr(conf, key) is not None for key in _law(law).READS) for law in fits}
         return max(reversed(fits), key=lambda law: most[law], default="rate")
     if conf.law not in names():
-        raise ValueError(f"{KEY}.law wants one of {', '.join(names())}, got {conf.law!r}.")
+        near = nearest(conf.law, names())
+        raise ValueError(f"{KEY}.law wants one of {', '.join(names())}, got {conf.law!r}{near}.")
     return conf.law
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from sim.documents import nearest
 from sim.workload import draws
 from sim.workload.experts.conf import ExpertsConf
 
@@ -34,7 +35,8 @@ def names() -> list[str]:
 def check_experts(conf: ExpertsConf) -> None:
     """Raise `ValueError`, one sentence, for a law that is not known, a key it does not read, or one out of range."""
     if conf.law not in (EVEN, *names()):
-        raise ValueError(f"experts.law wants one of {', '.join([EVEN, *names()])}, got {conf.law!r}.")
+        known = [EVEN, *names()]
+        raise ValueError(f"experts.law wants one of {', '.join(known)}, got {conf.law!r}{nearest(conf.law, known)}.")
     if conf.detail not in DETAILS:
         raise ValueError(f"experts.detail wants one of {', '.join(DETAILS)}, got {conf.detail!r}.")
     reads = _reads(conf.law)
