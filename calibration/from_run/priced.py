@@ -27,7 +27,7 @@ def priced(
 
     `point` has the logarithm of a rate's factor, the seconds of any other knob; `request_s` changes no step.
     """
-    small = trimmed(arrays, powers_of_two=True)
+    small = trimmed(arrays, few_shapes=True)
     cost, small = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree) for tree in (cost, small))
     priceable = [at for at, name in enumerate(knobs) if name != "request_s"]
     names, values = tuple(knobs[at] for at in priceable), np.asarray(point, np.float64)[priceable]

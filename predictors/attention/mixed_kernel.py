@@ -42,15 +42,22 @@ class MixedKernel(LengthKernel[PrefillTerms]):
         bare = self._terms(code, heads, slots)
         wide: Any = type(bare)(*(None if leaf is None else leaf[..., None] for leaf in bare))
         many = Heads(*(leaf[..., None] for leaf in heads))
-        tokens, prior, riders, mean, stretch = (jnp.asarray(nodes) for nodes in mesh(PREFILL_AXES))
-        riders, mean = riders - 1.0, mean - 1.0
-        one = jnp.ones_like(tokens)
-        alone = self._factor(code, wide, many, slots, tokens, one, prior - 1.0, riders, mean, stretch)
-        chunk, chunks = (jnp.asarray(nodes) for nodes in mesh(BATCH_AXES))
-        rest = (0.0 * chunk, 0.0 * chunk, 0.0 * chunk, jnp.ones_like(chunk))
-        several = self._factor(code, wide, many, slots, chunk * chunks, chunks, *rest)
-        joined = jnp.minimum(chunk * chunks, PREFILL_AXES[0].high)
-        several = several / self._factor(code, wide, many, slots, joined, jnp.ones_like(chunk), *rest)
+        tokens, prior, riders, mean, stretch = mesh(PREFILL_AXES)
+        chunk, chunks = mesh(BATCH_AXES)
+        joined = np.minimum(chunk * chunks, PREFILL_AXES[0].high)
+        none, one = 0.0 * chunk, 0.0 * chunk + 1.0
+        # all in one call, for each is compiled: lone chunks, several, and one of as many tokens as those
+        columns = (
+            (tokens, chunk * chunks, joined),
+            (0.0 * tokens + 1.0, chunks, one),
+            (prior - 1.0, none, none),
+            (riders - 1.0, none, none),
+            (mean - 1.0, none, none),
+            (stretch, one, one),
+        )
+        factors = self._factor(code, wide, many, slots, *(jnp.asarray(np.concatenate(each)) for each in columns))
+        alone, several, joint = jnp.split(factors, np.cumsum([len(tokens), len(chunk)]), axis=-1)
+        several = several / joint
         nodes: Any = jnp.concatenate([alone, several], axis=-1)
         if xp is np:
             bare = type(bare)(*(None if leaf is None else np.asarray(leaf, np.float64) for leaf in bare))

@@ -56,8 +56,8 @@ def price_table(
     """
     cost, terms = _prepared(cost, plan)
     with jax.enable_x64(True):
-        by_tokens = _chunks(_by_tokens, cost, terms, np.arange(max_tokens + 1.0))
-        row_s = _chunks(_by_rows, cost, terms, np.arange(max_rows + 1.0))[TOTAL]
+        by_tokens = _of_tokens(cost, terms, np.arange(max_tokens + 1.0))
+        row_s = _of_rows(cost, terms, np.arange(max_rows + 1.0))[TOTAL]
         lengths = cost.lengths(terms)
     routing = None if experts is None else _routing(experts, plan, by_tokens[0])
     return PriceTable(token_s=by_tokens[:, TOTAL], row_s=row_s, lengths=lengths, routing=routing)
@@ -96,8 +96,8 @@ def price_steps(
     mode = column("graph_mode").astype(int)
     lengths = np.stack([column(name) for name in STATS], axis=-1)
     with jax.enable_x64(True):
-        tokens = _chunks(_by_tokens, cost, terms, counts)[mode, :, of_tokens].T
-        rows = _chunks(_by_rows, cost, terms, emitting)[:, of_rows]
+        tokens = _of_tokens(cost, terms, counts)[mode, :, of_tokens].T
+        rows = _of_rows(cost, terms, emitting)[:, of_rows]
         attention = _chunks(_by_lengths, cost, terms, lengths)
     names = (COLUMNS, COLUMNS, OF_LENGTHS)
     return _together(*(dict(zip(*pair, strict=True)) for pair in zip(names, (tokens, rows, attention), strict=True)))
@@ -154,7 +154,7 @@ def _together(
 def _prepared(cost: CostModel, plan: PlanArrays, alike: Sequence[PlanArrays] = ()) -> tuple[CostModel, Any]:
     """The model in float64, and the computed terms of the slots that the plan, or one of `alike`, uses."""
     stack = jax.tree.map(lambda *leaves: np.stack(leaves), plan, *alike)
-    small = jax.tree.map(lambda leaf: leaf[0], trimmed(stack, powers_of_two=True))
+    small = jax.tree.map(lambda leaf: leaf[0], trimmed(stack, few_shapes=True))
     cost, plan = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree) for tree in (cost, small))
     with jax.enable_x64(True):
         return cost, jax.tree.map(np.asarray, _terms(cost, plan))
@@ -175,21 +175,28 @@ def _terms(cost: CostModel, plan: PlanArrays) -> Any:
     return cost.terms(plan)
 
 
-@jax.jit
-def _by_tokens(cost: CostModel, terms: Any, tokens: Float[Array, " row"]) -> Float[Array, "mode column row"]:
-    """Steps of so many padded tokens in each graph mode. Only launching is computed once per mode."""
-
-    def of_mode(mode, count):
-        return _columns(cost.price(terms, _batch(padded_tokens=count, graph_mode=mode)))
-
-    modes = jnp.arange(float(len(MODES)), dtype=tokens.dtype)
-    return jax.vmap(jax.vmap(of_mode, (0, None)), (None, 0), out_axes=2)(modes, tokens)
+def _of_tokens(cost: CostModel, terms: Any, tokens: np.ndarray) -> Float[np.ndarray, "mode column row"]:
+    """Steps of so many padded tokens in each graph mode, nobody emitting."""
+    return _chunks(_without_lengths, cost, terms, np.stack([tokens, 0.0 * tokens], axis=-1))
 
 
-@jax.jit
-def _by_rows(cost: CostModel, terms: Any, rows: Float[Array, " row"]) -> Float[Array, "column row"]:
+def _of_rows(cost: CostModel, terms: Any, rows: np.ndarray) -> Float[np.ndarray, "column row"]:
     """Head and sampler for so many emitting rows."""
-    return jax.vmap(lambda count: _columns(cost.price(terms, _batch(emitting=count))), out_axes=1)(rows)
+    return _chunks(_without_lengths, cost, terms, np.stack([0.0 * rows, rows], axis=-1))[0]
+
+
+@jax.jit
+def _without_lengths(cost: CostModel, terms: Any, steps: Float[Array, "row 2"]) -> Float[Array, "mode column row"]:
+    """Steps of padded tokens and emitting rows in each graph mode: one compilation for both, for it takes seconds.
+
+    Only launching is computed once per mode.
+    """
+
+    def of_mode(mode, step):
+        return _columns(cost.price(terms, _batch(padded_tokens=step[0], emitting=step[1], graph_mode=mode)))
+
+    modes = jnp.arange(float(len(MODES)), dtype=steps.dtype)
+    return jax.vmap(jax.vmap(of_mode, (0, None)), (None, 0), out_axes=2)(modes, steps)
 
 
 @jax.jit

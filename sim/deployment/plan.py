@@ -236,20 +236,24 @@ class PlanArrays(eqx.Module):
     query_tokens: Float[Array, "*config"] | None
 
 
-def trimmed(arrays: PlanArrays, powers_of_two: bool = False) -> PlanArrays:
+LEAST_SLOTS = {"gemm": 8, "elementwise": 8, "collective": 2}
+
+
+def trimmed(arrays: PlanArrays, few_shapes: bool = False) -> PlanArrays:
     """The same plan (or stack of plans) without the slots that none of them uses, numpy leaves.
 
     Kernels take any number of slots: a sweep over one model gets several times cheaper, for one more compilation.
-    `powers_of_two`: keep some unused ones, so that fewer different shapes are compiled.
+    `few_shapes`: keep some unused ones, to powers of two and at least `LEAST_SLOTS`, so that less is compiled.
     """
 
-    def cut(group: Any) -> Any:
+    def cut(group: Any, least: int = 0) -> Any:
         count = np.asarray(group.count)
         axis = count.ndim - 1
         any_use = count.reshape(-1, count.shape[axis]).any(axis=0)
         used = np.flatnonzero(any_use)
-        if powers_of_two and len(used):
-            kept = min(1 << (len(used) - 1).bit_length(), count.shape[axis])
+        if few_shapes:
+            power = 1 << (len(used) - 1).bit_length() if len(used) else 0
+            kept = min(max(power, least), count.shape[axis])
             used = np.sort(np.concatenate([used, np.flatnonzero(~any_use)[: kept - len(used)]]))
         return jax.tree.map(lambda leaf: np.take(np.asarray(leaf), used, axis=axis), group)
 
@@ -261,7 +265,7 @@ def trimmed(arrays: PlanArrays, powers_of_two: bool = False) -> PlanArrays:
     if verified is not None and np.all(np.asarray(verified) == 1):
         verified = None
     names = set(PlanArrays.__dataclass_fields__) - {"context", "device", "query_tokens"}
-    groups = {name: cut(getattr(arrays, name)) for name in names}
+    groups = {name: cut(getattr(arrays, name), LEAST_SLOTS.get(name, 0)) for name in names}
     return PlanArrays(context=context, device=arrays.device, query_tokens=verified, **groups)
 
 

@@ -140,7 +140,9 @@ class GenerationServer(TensorRTLLM):
         """Blocks and seats for those that have come, in order, and their KV is asked for."""
         if not self.wanting or (self.policy == "STATIC_BATCH" and self.running):
             return
-        seats = self.max_num_seqs - len(self.running) - len(self.waiting) - len(self._seated())
+        seats = self.max_num_seqs - len(self.running) - len(self.waiting) - len(self.loading) - len(self.arrived)
+        if seats <= 0:
+            return
         ahead = 0 if self.policy == "MAX_UTILIZATION" else self.spoken_for()
         while self.wanting and seats > 0:
             request = self.wanting[0]
