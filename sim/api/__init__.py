@@ -63,6 +63,8 @@ def run(job: Job | Fleet, on_progress: OnProgress | None = None) -> SimulationRe
             router_options=deployment.router_options,
             elastic=elastic_of(deployment, {"": ("both", deployment.replicas)}, job.conf.seed),
             hold_ns=to_ns(deployment.session_hold_s),
+            tiers=job.tiers,
+            host_bytes_per_s=job.host_bytes_per_s,
             seed=job.conf.seed,
             on_progress=on_progress,
         )
@@ -82,6 +84,8 @@ def why_exact(job: Job | Fleet) -> str:
         return "experts that are drawn for every step"
     if is_elastic(job.conf.deployment):
         return "replicas that come and go"
+    if job.conf.deployment.cache_tiers:
+        return "tiers behind the KV cache"
     lane = job.lane_job()
     served, _ = servable(lane)
     return lane_needs_exact(lane, served)

@@ -45,22 +45,6 @@ class PoolJob:
         deployment = self.job.conf.deployment
         return deployment.rank_devices
 
-    @property
-    def block_bytes(self) -> tuple[float, ...]:
-        """Bytes of one KV block of each group on all devices of a rank.
-
-        A block is as large as the largest group's needs; it holds the layers of its own. Where another stage divides
-        its layers into more or fewer groups, its blocks count as full.
-        """
-        ranks = self.job.conf.deployment.tensor_parallel
-        found = [0.0] * len(self.job.groups)
-        for stage in self.job.budget.stages:
-            layers = [group.layers for group in stage.layout.groups]
-            for number in range(len(found)):
-                held = layers[number] / max(layers) if len(layers) == len(found) else 1.0
-                found[number] += held * stage.layout.bytes_per_block * ranks
-        return tuple(found)
-
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
@@ -85,6 +69,8 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     specs = pools_of(conf.deployment, conf.hardware, conf.engine)
     check_asked(conf.deployment, specs, conf.seed)
     workload = workload if workload is not None else build_workload(conf.workload, conf.seed)
+    if conf.deployment.cache_tiers:
+        raise ValueError("deployment.cache_tiers are simulated for replicas of one kind only; set cache_tiers=none.")
     if conf.deployment.session_hold_s:
         raise ValueError("deployment.session_hold_s is simulated for replicas of one kind only; leave it out.")
     pools = tuple(_compile(spec, conf, workload) for spec in specs)
@@ -167,7 +153,7 @@ def run_fleet_of(fleet: Fleet, on_progress: OnProgress | None = None) -> Simulat
             data_parallel=pool.job.conf.deployment.data_parallel,
             scheduler=pool.job.conf.engine.scheduler,
             role=pool.role,
-            block_bytes=pool.block_bytes,
+            block_bytes=pool.job.block_bytes,
             name=pool.name,
         )
         for number, pool in enumerate(fleet.pools)

@@ -23,9 +23,11 @@ from sim.cost.table import PriceTable, price_table
 from sim.deployment.compile import bounded, compile_plan
 from sim.deployment.plan import Plan
 from sim.deployment.pools import pools_of
+from sim.deployment.tiers import Tier, tiers_of
 from sim.event.asked import check_asked
 from sim.event.holds import check_holds
 from sim.event.pool import Prices
+from sim.event.tiers import check_tiers
 from sim.hardware.check import device_from
 from sim.hardware.spec import DeviceConf
 from sim.memory.budget import memory_budget
@@ -78,6 +80,32 @@ class Job:
             return (GroupShape("full", self.plan.engine.block_size),)
         layout = self.budget.layout
         return cache_shape(layout, self.budget.num_blocks, False).groups
+
+    @property
+    def block_bytes(self) -> tuple[float, ...]:
+        """Bytes of one KV block of each group on all devices of a rank.
+
+        A block is as large as the largest group's needs; it holds the layers of its own. Where another stage divides
+        its layers into more or fewer groups, its blocks count as full.
+        """
+        ranks = self.conf.deployment.tensor_parallel
+        found = [0.0] * len(self.groups)
+        for stage in self.budget.stages:
+            layers = [group.layers for group in stage.layout.groups]
+            for number in range(len(found)):
+                held = layers[number] / max(layers) if len(layers) == len(found) else 1.0
+                found[number] += held * stage.layout.bytes_per_block * ranks
+        return tuple(found)
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """What lies behind the cache of each rank."""
+        return tiers_of(self.conf.deployment.cache_tiers, self.plan.engine.block_size, self.block_bytes[0])
+
+    @property
+    def host_bytes_per_s(self) -> float:
+        """Of the links between a rank's devices and their host, one way."""
+        return self.plan.device.pcie.bytes_per_s * self.conf.deployment.rank_devices
 
     def price_table(self) -> PriceTable:
         """The plan's prices for every padded token count and row count of these settings (of its first stage)."""
@@ -198,6 +226,8 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     both = estimated and ffn_estimated
     job = Job(conf, plan, budget, workload, cost, ffn_cost, rows, both, plan is not compiled)
     check_holds(conf.deployment, plan.engine, conf.engine.scheduler, job.groups, workload)
+    check_tiers(conf.deployment, plan.engine, conf.engine.scheduler, job.groups, workload)
+    _ = job.tiers
     running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
     return dataclasses.replace(job, plan=bounded(plan, running))
 

@@ -106,6 +106,7 @@ def assemble(
         experts=_expert_table(job, steps),
         attention_ffn=used,
         speculation=found.speculation if isinstance(found, ExactRun) else None,
+        cache_tiers=found.cache_tiers if isinstance(found, ExactRun) else (),
         layers=layer_kinds(plan),
     )
 

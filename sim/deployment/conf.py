@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from sim.deployment.tiers import TierConf
+
 
 @dataclass
 class FfnConf:
@@ -124,6 +126,7 @@ class DeploymentConf:
     prefilled, when the prefill ends, or when the request arrives if `pairing` is `at_arrival`. `transfer`: the way of
     the KV. `elastic`: replicas that come and go. `session_hold_s`: for so long the blocks of a round are held for the
     next of its session (`sim.event.holds`); 0: they are free and found until others take them, as engines do.
+    `cache_tiers`: where KV lies behind the devices' own cache, a `TierConf` by name, the first looked into first.
     """
 
     name: str = "single"
@@ -147,6 +150,7 @@ class DeploymentConf:
     transfer: TransferConf = field(default_factory=TransferConf)
     elastic: ElasticConf = field(default_factory=ElasticConf)
     session_hold_s: float = 0.0
+    cache_tiers: dict[str, TierConf] = field(default_factory=dict)
 
     @property
     def rank_devices(self) -> int:

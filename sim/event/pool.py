@@ -10,6 +10,7 @@ from sim.cost.lockstep import LockstepPrices
 from sim.cost.stages import StagePrices
 from sim.cost.table import PriceTable
 from sim.deployment.engine import EngineSettings
+from sim.deployment.tiers import Tier
 from sim.event.batch_queue import BatchQueue
 from sim.event.client import Client
 from sim.event.handover.base import HandOver
@@ -22,12 +23,13 @@ from sim.event.replica import Port, Replica, Watcher
 from sim.event.routing.base import Door
 from sim.event.servable import Entrance, Trial
 from sim.event.stages import StagedReplica, StageLog
+from sim.event.tiers import CacheTiers, TierPort
 from sim.event.verified import Verified
 from sim.memory.shape import CacheShape, GroupShape
 from sim.runtime.speculation import DrawnDrafts, NothingRight
 from sim.scheduler.base import Scheduler
-from sim.scheduler.find import make_scheduler, make_speculative, roles_of
-from sim.scheduler.hooks import Drafting
+from sim.scheduler.find import make_scheduler, make_speculative, make_tiered, roles_of
+from sim.scheduler.hooks import Connected, Drafting
 from sim.units import to_ns
 
 
@@ -41,7 +43,7 @@ class EnginePool:
     """`replicas` equal engines, each of `data_parallel` ranks with `num_gpu_blocks` KV blocks (one the null block).
 
     `groups` share the blocks. `role`: `both`, `prefill` or `decode`. `block_bytes`: of one block of each group on all
-    devices of a rank, for transfers.
+    devices of a rank, for transfers. `tiers` lie behind the cache of each rank, over a host link of so many bytes/s.
     """
 
     settings: EngineSettings
@@ -54,6 +56,8 @@ class EnginePool:
     role: str = "both"
     block_bytes: tuple[float, ...] = (0.0,)
     name: str = ""
+    tiers: tuple[Tier, ...] = ()
+    host_bytes_per_s: float = 0.0
 
     @property
     def ranks(self) -> int:
@@ -83,15 +87,19 @@ def make_ranks(
     log: StepLog,
     now: Callable[[], int],
     seed: int = 0,
+    tiers: CacheTiers | None = None,
 ) -> PoolRanks:
     """All ranks of a pool, numbered from `first`. `named`: prefixes are reused, so blocks have an identity.
 
     With a `hand_over`, those of role `prefill` and `decode` hand over and take up through it. `now`: the time at which
-    a request comes. `seed`: of the drafts that are accepted.
+    a request comes. `seed`: of the drafts that are accepted. `tiers`: what lies behind their caches.
     """
     settings, prices = pool.settings, pool.prices
     cache = CacheShape(pool.num_gpu_blocks - 1, named, pool.groups)
+    ports: list[KVPort | TierPort | None]
     ports = [_port(pool.role, first + place, hand_over) for place in range(pool.ranks)]
+    if tiers is not None:
+        ports = [TierPort(place, tiers, settings.block_size) for place in range(pool.ranks)]
     watchers = [_watcher(pool.role, first + place, client, hand_over) for place in range(pool.ranks)]
     schedulers = [_scheduler(pool, cache, port, _drafts(pool, seed)) for port in ports]
     serves = Entrance(lambda: trial_of(pool, replace(cache, named=False)), settings, cache)
@@ -196,7 +204,7 @@ def _counted(pool: EnginePool, replicas: Sequence[Replica]) -> tuple[Verified, .
 
 
 def _scheduler(
-    pool: EnginePool, cache: CacheShape, port: KVPort | None, progress: DrawnDrafts | None = None
+    pool: EnginePool, cache: CacheShape, port: KVPort | TierPort | None, progress: DrawnDrafts | None = None
 ) -> Scheduler:
     speculation = pool.settings.speculation
     if port is None and speculation is not None and progress is not None:
@@ -204,6 +212,10 @@ def _scheduler(
         return make_speculative(pool.scheduler, pool.settings, cache, drafting, progress)
     if port is None:
         return make_scheduler(pool.scheduler, pool.settings, cache)
+    if isinstance(port, TierPort):
+        tiered = make_tiered(pool.scheduler, pool.settings, cache, port)
+        port.scheduler = cast(Connected, tiered)
+        return tiered
     roles = roles_of(pool.scheduler)
     assert roles is not None, "checked when the fleet was built"
     make = roles.prefill if pool.role == "prefill" else roles.decode

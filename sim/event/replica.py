@@ -80,7 +80,8 @@ class Replica:
     have told which ones they follow (`tells_follows`); and `delivered_ns`, when the output of each executed batch was
     processed, in order of issue: when it was there, or later where the host was behind. `on_step(batch, start_ns,
     end_ns)`, if somebody wants it, is called for each batch that is put on the device, `on_output(batch)` when its
-    output is processed and it tells what it delivered.
+    output is processed and it tells what it delivered; `behind_ns()`, if there is one, says how much later than the
+    device is free the batch begins.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Replica:
         self.delivered_ns = array("q")
         self.on_step: Callable[[Batch, int, int], None] | None = None
         self.on_output: Callable[[Batch], None] | None = None
+        self.behind_ns: Callable[[], int] | None = None
         self._price = price
         self._client = client
         self._log = log
@@ -338,6 +340,8 @@ class Replica:
         self._host_free_ns = start = ready + self._host_ns
         if start < self._gpu_free_ns:
             start = self._gpu_free_ns
+        if self.behind_ns is not None:
+            start += self.behind_ns()
         self._gpu_free_ns = end = start + duration
         self._log.append(self.index, now_ns, start, end, batch, padded, mode, self._hits)
         if self.on_step is not None:

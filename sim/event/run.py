@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sim.deployment.engine import EngineSettings
+from sim.deployment.tiers import Tier
 from sim.deployment.topology import Topology
 from sim.event.agenda import Agenda
 from sim.event.balance import RankGroup
@@ -25,10 +26,12 @@ from sim.event.pool import EnginePool, PoolRanks, Prices, make_ranks
 from sim.event.replica import Replica
 from sim.event.routing.base import Arrival, Door, Router, chooser
 from sim.event.routing.find import make_router
+from sim.event.tiers import CacheTiers
 from sim.memory.shape import GroupShape
 from sim.report.moment import Moment
 from sim.report.result import LinkTable, RequestTable, SpeculationTable, StageTable, StepTable, TransferTable
 from sim.report.speculation import merged
+from sim.report.tiers import TierCount
 from sim.scheduler.base import Request
 from sim.scheduler.find import roles_of
 from sim.units import to_ns
@@ -60,7 +63,8 @@ class ExactRun:
     `pool_stages`: of each pool whose replicas have several, None of the others. `transfers`, `links`: where KV moved
     between instances. `retries`: requests that were sent again because a replica failed, and how often;
     `unserved_ns`: how long they waited for somebody in service. `moments`: what happened to requests and replicas
-    beside all that, in order. `speculation`: what became of drafts.
+    beside all that, in order. `speculation`: what became of drafts; `cache_tiers`: of KV behind the
+    caches.
     """
 
     requests: RequestTable
@@ -77,6 +81,7 @@ class ExactRun:
     unserved_ns: dict[int, int] = field(default_factory=dict)
     moments: tuple[Moment, ...] = ()
     speculation: SpeculationTable | None = None
+    cache_tiers: tuple[TierCount, ...] = ()
 
     @property
     def stages(self) -> StageTable | None:
@@ -99,6 +104,8 @@ def run_exact(
     router_options: Mapping[str, Any] | None = None,
     elastic: Elastic | None = None,
     hold_ns: int = 0,
+    tiers: tuple[Tier, ...] = (),
+    host_bytes_per_s: float = 0.0,
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> ExactRun:
@@ -106,7 +113,8 @@ def run_exact(
 
     `data_parallel`: ranks of each replica, every one an engine with blocks of its own; the tables number them through,
     replica by replica. `groups` share the blocks; None: one of full attention. Prefixes are reused if the settings say
-    so and the workload has content. Bit for bit the same for the same arguments.
+    so and the workload has content; `tiers` lie behind each cache, over a host link of so many bytes per second. Bit
+    for bit the same for the same arguments.
 
     **Raises:** `Stuck` (a `ValueError`) for a run that would never end.
     """
@@ -118,6 +126,8 @@ def run_exact(
         replicas=replicas,
         data_parallel=data_parallel,
         scheduler=scheduler,
+        tiers=tiers,
+        host_bytes_per_s=host_bytes_per_s,
     )
     routing = Routing(router, options=router_options or {})
     return run_fleet(workload, [pool], routing, elastic=elastic, hold_ns=hold_ns, seed=seed, on_progress=on_progress)
@@ -153,13 +163,17 @@ def run_fleet(
         workload, to_ns(profile.api_pickup_s), to_ns(profile.api_door_s), sum(pool.replicas for pool in entering)
     )
     hand_over = None if topology is None else _hand_over(pools, agenda, client, topology, costs, failures)
+    only = pools[0]
+    cache_tiers = CacheTiers(agenda, only.tiers, only.host_bytes_per_s, only.ranks) if only.tiers else None
     ranks: list[PoolRanks] = []
     for pool in pools:
         first = sum(len(made.replicas) for made in ranks)
         named = content is not None and pool.settings.prefix_caching
         now = (lambda: agenda.now_ns) if pool.role == "decode" else (lambda: client.next_ns)
-        ranks.append(make_ranks(pool, first, named, client, hand_over, log, now, seed))
+        ranks.append(make_ranks(pool, first, named, client, hand_over, log, now, seed, cache_tiers))
     replicas = [replica for made in ranks for replica in made.replicas]
+    if cache_tiers is not None:
+        cache_tiers.connect(replicas)
     if hold_ns and workload.sessions is not None:
         client.holds = Holds(agenda, replicas, workload.sessions, hold_ns)
     if isinstance(hand_over, Layerwise):
@@ -218,6 +232,8 @@ def run_fleet(
         every_byte=hand_over is None or hand_over.every_byte_counts(),
         sessions=workload.sessions,
     )
+    if cache_tiers is not None:
+        checks |= cache_tiers.checks()
     silent = [
         replica
         for pool, made in zip(pools, ranks, strict=True)
@@ -251,6 +267,7 @@ def run_fleet(
         dict(unserved_ns),
         tuple(sorted(moments, key=lambda moment: moment.at_ns)),
         speculation,
+        () if cache_tiers is None else tuple(cache_tiers.counts),
     )
 
 

@@ -5,7 +5,7 @@ block leaves the free queue).
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from struct import iter_unpack
 from typing import Protocol
 
@@ -49,6 +49,8 @@ class BlockPool:
         # The other blocks with that hash, in order, where there are any: then all of them have it.
         self.duplicates: dict[int, list[int]] = {}
         self._unhashed_first = unhashed_first
+        self.on_lost: Callable[[int], None] | None = None
+        """Told the hash of each block that is taken, where no other has its content."""
 
     @property
     def queue(self) -> list[int]:
@@ -69,6 +71,11 @@ class BlockPool:
         if self.duplicates:
             for block in taken:
                 self._promote(block)
+        if self.on_lost is not None:
+            for block in taken:
+                key = hash_of[block]
+                if key is not None and self.by_hash[key] == block:
+                    self.on_lost(key)
         for block in taken:
             references[block] = 1
             hash_of[block] = None

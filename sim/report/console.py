@@ -15,7 +15,9 @@ from sim.report.result import SimulationResult
 from sim.report.sessions import session_figures
 from sim.report.speculation import speculation_fields
 from sim.report.summary import failed_by_status, ms, percentile_word
+from sim.report.tiers import begun_tokens, tier_fields
 from sim.report.verdict import Verdict
+from sim.units import GB
 
 
 WIDTH = 50
@@ -133,6 +135,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         *_expert_lines(result),
         *_sides_lines(result),
         *_draft_lines(result),
+        *_tier_lines(result),
         line(
             "Output tok/s per GPU / per user:",
             pair(metrics.output_throughput_per_gpu, metrics.output_throughput_per_user),
@@ -334,6 +337,21 @@ def _draft_lines(result: SimulationResult) -> list[str]:
         line("Accepted by position (%):", f"{rates}{more}"),
         line("Tokens per row, all / with drafts:", pair(found["tokens_per_step"], found["mean_accepted_length"], 2)),
     ]
+
+
+def _tier_lines(result: SimulationResult) -> list[str]:
+    """What was recalled from each tier behind the cache, where there are some."""
+    found = tier_fields(result.cache_tiers, result.block_size, begun_tokens(result))
+    lines = []
+    for tier in found or ():
+        name = f"Cache tier {tier['name']}"
+        lines += [
+            line(f"{name}, recalled (% of prompts):", percent(tier["recalled_share"])),
+            line(f"{name}, recall mean / P99 (ms):", pair(tier["recall_ms_mean"], tier["recall_ms_p99"])),
+            line(f"{name}, GB written / recalled:", pair(tier["written_bytes"] / GB, tier["recalled_bytes"] / GB)),
+            line(f"{name}, most used (%):", percent(tier["most_used_share"])),
+        ]
+    return lines
 
 
 def assumption_block(result: SimulationResult) -> list[str]:

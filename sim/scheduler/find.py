@@ -11,6 +11,7 @@ A scheduler is a module with `make(settings, cache)`: one of this package by its
 - `most_batch_tokens(settings)`: tokens of the largest batch (without it: `max_num_batched_tokens`);
 - `most_running(settings, usable_blocks)`: requests that may run at once (without it: `max_num_seqs`);
 - `make_speculative(settings, cache, drafting, progress)`: its scheduler with drafts (without it: it has none);
+- `make_tiered(settings, cache, connector)`: its scheduler with tiers behind its cache (without it: it has none);
 - `ROLES`: a `sim.scheduler.hooks.Roles`, how its prefill and decode instances work (without it: it has none).
 """
 
@@ -28,6 +29,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import sim.scheduler
 from sim.deployment.engine import EngineConf, EngineSettings
@@ -35,7 +37,7 @@ from sim.deployment.speculation import NONE
 from sim.documents import user_path
 from sim.memory.shape import CacheShape
 from sim.scheduler.base import Request, Scheduler
-from sim.scheduler.hooks import Drafting, Progress, Roles
+from sim.scheduler.hooks import Drafting, Progress, Roles, TierConnector
 from sim.scheduler.options import no_options, read_options
 
 
@@ -176,6 +178,14 @@ def make_speculative(
         made: Scheduler = module.make_speculative(settings, cache, drafting, progress)
         if not is_shipped(name):
             _check_made(name, made)
+    return made
+
+
+def make_tiered(name: str, settings: EngineSettings, cache: CacheShape, connector: TierConnector[Any]) -> Scheduler:
+    """One replica's scheduler with tiers behind its cache; see `make_scheduler`."""
+    module = find_scheduler(name)
+    with _blamed(name, getattr(module, "__file__", None)):
+        made: Scheduler = module.make_tiered(settings, cache, connector)
     return made
 
 

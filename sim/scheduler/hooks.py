@@ -68,6 +68,16 @@ class Sender[R: Request](Connector[R], Protocol):
         """So many tokens of a prefill are computed: whoever reads them may have them."""
 
 
+class TierConnector[R: Request](Connector[R], Protocol):
+    """The connector of an instance with more tiers behind its cache; full blocks are named by the hash of content."""
+
+    def registered(self, request: R, first: int, stop: int) -> None:
+        """Blocks [first, stop) of the request have their content, or will when the step is over."""
+
+    def lost(self, key: int) -> None:
+        """A block with this hash is taken for something else, and no other has its content."""
+
+
 class Connected(Protocol):
     """A scheduler with a connector, as whoever moves the KV sees it.
 

@@ -1,7 +1,7 @@
 """The KV cache of one replica: a pool of blocks, and per request one block table for each group of layers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -95,6 +95,8 @@ class KVCache:
         self._lookup = Lookup(self.kinds, self.pool, rules, eagle) if self.reuse else None
         self._nothing: list[list[int]] = [[] for _ in self.groups]
         self._quiet: dict[Cached, tuple[float, float, float]] = {}
+        self.on_registered: Callable[[Cached, int, int], None] | None = None
+        """Told which blocks of a request's first group have been decided on: from one up to another."""
 
     @property
     def free(self) -> int:
@@ -195,6 +197,8 @@ class KVCache:
             self._lookup.register(request, number, kind, request.tables[number], first, full)
             request.registered[number] = full
             self._quiet.pop(request, None)
+            if self.on_registered is not None and number == 0:
+                self.on_registered(request, first, full)
 
     def leave_windows(self, request: Cached, tokens: int) -> None:
         """Give back what no token after the first `tokens` reads."""

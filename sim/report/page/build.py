@@ -19,8 +19,9 @@ from sim.report.result import FINISHED, SimulationResult
 from sim.report.sessions import session_figures
 from sim.report.speculation import speculation_fields
 from sim.report.summary import ms, percentile_word
+from sim.report.tiers import begun_tokens, tier_fields
 from sim.report.verdict import Verdict
-from sim.units import GIB
+from sim.units import GB, GIB
 
 
 MOST_LINKS = 12
@@ -53,7 +54,7 @@ def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> s
             "sessions": sessions_html(result),
             "hits": hits_html(metrics),
             "step_note": step_note(metrics),
-            "pools": pools_html(result) + sides_html(result) + drafts_html(result),
+            "pools": pools_html(result) + sides_html(result) + drafts_html(result) + tiers_html(result),
             "replicas": replica_table(result),
             "memory": memory_html(result),
             "workload": workload_html(result),
@@ -455,6 +456,26 @@ def drafts_html(result: SimulationResult) -> str:
     head = ["draft", *(str(place) for place in range(1, len(rates) + 1))]
     cells = [["accepted, with all before it (%)", *(quantity(percent(rate)) for rate in rates)]]
     return f'<h3>Drafts</h3><p class="note">{escape(said)}</p>' + table(head, cells, "numbers")
+
+
+def tiers_html(result: SimulationResult) -> str:
+    """What became of KV in the tiers behind the cache; nothing without any."""
+    found = tier_fields(result.cache_tiers, result.block_size, begun_tokens(result))
+    if not found:
+        return ""
+    head = ["tier", *(tier["name"] + (", shared" if tier["shared"] else "") for tier in found)]
+    rows = [
+        ["room, thousand tokens", *(quantity(tier["size_tokens"] / 1e3) for tier in found)],
+        ["most used (%)", *(quantity(percent(tier["most_used_share"])) for tier in found)],
+        ["requests with a recall", *(f"{tier['recalls']:,}" for tier in found)],
+        ["of all prompt tokens recalled (%)", *(quantity(percent(tier["recalled_share"])) for tier in found)],
+        ["a recall takes, mean (ms)", *(quantity(tier["recall_ms_mean"]) for tier in found)],
+        ["a recall takes, P99 (ms)", *(quantity(tier["recall_ms_p99"]) for tier in found)],
+        ["recalled, GB", *(quantity(tier["recalled_bytes"] / GB) for tier in found)],
+        ["written, GB", *(quantity(tier["written_bytes"] / GB) for tier in found)],
+        ["lost to make room, thousand tokens", *(quantity(tier["dropped_tokens"] / 1e3) for tier in found)],
+    ]
+    return "<h3>Tiers behind the KV cache</h3>" + table(head, rows, "numbers")
 
 
 def replica_table(result: SimulationResult) -> str:

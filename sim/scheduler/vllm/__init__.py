@@ -9,7 +9,7 @@ from sim.memory.cache import KVCache
 from sim.memory.prefix import PrefixBlocks
 from sim.memory.shape import CacheShape
 from sim.scheduler.base import Scheduler
-from sim.scheduler.hooks import Connector, Drafting, Progress, Roles
+from sim.scheduler.hooks import Connector, Drafting, Progress, Roles, TierConnector
 from sim.scheduler.options import at_least, one_of, read_options
 from sim.scheduler.vllm.connected import ConnectedBatching as ConnectedBatching
 from sim.scheduler.vllm.continuous import ContinuousBatching as ContinuousBatching, DecodingRequest as DecodingRequest
@@ -60,6 +60,15 @@ def make_connected(
             _fast_blocks(settings, cache), connector, settings.profile.connector, **_limits(settings)
         )
     return make_rows(settings, cache, connector=connector)
+
+
+def make_tiered(settings: EngineSettings, cache: CacheShape, connector: TierConnector[Any]) -> RowBatching:
+    """One replica's scheduler with tiers behind its cache, row by row."""
+    one_of(POLICIES, **{"engine.scheduling_policy": settings.scheduling_policy})
+    made = make_rows(settings, cache, connector=connector)
+    made.cache.on_registered = connector.registered
+    made.cache.pool.on_lost = connector.lost
+    return made
 
 
 ROLES = Roles(make_connected, make_connected)
