@@ -13,6 +13,8 @@ from sim.event.tiers import check_tiers
 from sim.memory.chunks import Chunks
 from sim.memory.shape import GroupShape
 from sim.report.result import FINISHED
+from sim.workload.conf import WorkloadConf
+from sim.workload.reader import read_trace
 from sim.workload.trace import NEVER_ABORTS, Workload
 from tests.event.conftest import make_settings, make_table
 
@@ -189,6 +191,53 @@ def test_a_large_tier_finds_what_a_large_cache_finds(rows):
     small = run(prompts, outputs, arrivals, blocks=14)
     large = run(prompts, outputs, arrivals, tiers=(), blocks=1000)
     assert small.requests.cached_tokens.tolist() == large.requests.cached_tokens.tolist()
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_two_servers_that_share_lmcache(shared, instances):
+    """As measured on RTX A6000 (LLMServingSim's ispass26, figure 7; vLLM 0.13, LMCache's server, chunks of 256 tokens).
+
+    The tokens that each server's own cache, and the store behind it, were asked for and had, and the bytes stored.
+    """
+    figure = shared / "data/llmservingsim/ispass26/evaluation/artifacts/figure_7/raw_data"
+    name = "sharegpt_pulse_req50_n6_delay15_pc.jsonl"
+    trace = read_trace(WorkloadConf(), str(shared / "data/llmservingsim/ispass26/dataset" / name))
+    work = Workload(
+        name,
+        trace.arrival_ns,
+        trace.prompt_tokens,
+        trace.output_tokens,
+        token_ids=trace.token_ids,
+        output_token_ids=trace.output_token_ids,
+    )
+    block_bytes = 2 * 32 * 8 * 128 * 2 * BLOCK
+    store = Tier("store", 4000, 16, block_bytes, 0.0, 0.0, 0.0, True, True, True)
+    settings = make_settings(
+        prefix_caching=True, max_num_batched_tokens=2048, max_num_seqs=128, max_model_len=2048, version="0.11.0"
+    )
+    found = run_exact(
+        work,
+        settings,
+        make_table(base_s=27e-3, token_s=1e-4, row_s=0.0),
+        num_gpu_blocks=13844,
+        replicas=instances,
+        tiers=(store,) if instances > 1 else (),
+        host_bytes_per_s=25e9,
+    )
+    files = ["SD+PC/kv_metrics_sd.csv", *(f"MD+PC+PS/kv_metrics_md_inst{k}_no_SFC.csv" for k in (1, 2))]
+    steps, requests = found.steps, found.requests
+    for replica, file in enumerate(files[:1] if instances == 1 else files[1:]):
+        *_, last = (figure / file).read_text().split()
+        _, queries, hits, external_queries, external = map(float, last.split(",")[1:])
+        mine = requests.replica == replica
+        assert requests.prompt_tokens[mine].sum() == queries
+        own = steps.hits[steps.replica == replica][-1]
+        assert own == hits
+        assert requests.cached_tokens[mine].sum() - own == external
+    if instances > 1:
+        (count,) = found.cache_tiers
+        said = (figure / "MD+PC+PS/lmcache_server_no_SFC.txt").read_text()
+        assert f"stored_bytes={int(count.written_bytes)} " in said.splitlines()[-1]
 
 
 def test_chunks_are_the_least_recently_used_first():
