@@ -174,6 +174,11 @@ def run_fleet(
     replicas = [replica for made in ranks for replica in made.replicas]
     if cache_tiers is not None:
         cache_tiers.connect(replicas)
+    for made in ranks:
+        for scheduler in made.schedulers:
+            know = getattr(scheduler, "know", None)
+            if know is not None:
+                know(workload)
     if hold_ns and workload.sessions is not None:
         client.holds = Holds(agenda, replicas, workload.sessions, hold_ns)
     if isinstance(hand_over, Layerwise):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from sim.deployment.engine import EngineSettings
 from sim.memory.shape import CacheShape
 from sim.scheduler.base import Batch, Request
+from sim.workload.trace import Workload
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,13 @@ class Roles:
     decode_first: bool = False
     keeps_token: bool = False
     not_modelled: tuple[str, ...] = ()
+
+
+class Informed(Protocol):
+    """A scheduler that looks at what its requests belong to (their session, what was said before)."""
+
+    def know(self, workload: Workload) -> None:
+        """The workload that its requests are numbered in; told once, before any comes."""
 
 
 class BatchShape(Protocol):

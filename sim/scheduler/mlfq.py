@@ -3,7 +3,8 @@
 Queue i grants a quantum of `quantum * ratio**i`; each batch serves the first requests of the highest queues. A new
 request skips the queues whose quantum its prefill alone would exceed. One that has used up its quantum goes to the
 end of the next queue with its next token: never between two chunks of a prompt, whose work could be lost for ever. A
-request that was not served for `promote_after` calls goes to the first queue (0: never).
+request that was not served for `promote_after` calls goes to the first queue (0: never). With `carry_level` a further
+round of a session does not start above the queue that the round before ended in.
 
 A scheduler here sees no clock, so service is counted in decode iterations: a row of one token counts 1, a prefill row
 one for each started `prefill_tokens_per_iteration` tokens (how many tokens of prompt take as long as one decode
@@ -27,6 +28,8 @@ from sim.memory.shape import CacheShape
 from sim.scheduler.base import Batch
 from sim.scheduler.iteration import IterationRequest, IterationScheduler
 from sim.scheduler.options import at_least, read_options
+from sim.workload.sessions.columns import Sessions
+from sim.workload.trace import Workload
 
 
 MOST_QUEUES = 1000
@@ -36,13 +39,15 @@ NOT_MODELLED = ("FastServe's swapping of KV blocks to the host: paused requests 
 
 @dataclass(frozen=True)
 class Options:
-    """The queues: how many, first quantum, ratio of quanta, service of a prefill, when the starved are promoted."""
+    """The queues: how many, first quantum, ratio of quanta, service of a prefill, when the starved are promoted, and
+    whether rounds go on where the one before ended."""
 
     queues: int = 8
     quantum: float = 1.0
     ratio: float = 2.0
     prefill_tokens_per_iteration: int = 512
     promote_after: int = 1000
+    carry_level: bool = False
 
     def __post_init__(self) -> None:
         at_least(
@@ -82,6 +87,12 @@ class SkipJoinMLFQ(IterationScheduler[LevelledRequest]):
         self.options = options
         self.quanta = [options.quantum * options.ratio**level for level in range(options.queues)]
         self.queues: list[dict[int, LevelledRequest]] = [{} for _ in self.quanta]
+        self._ended_in: dict[int, int] = {}
+        self._sessions: Sessions | None = None
+
+    def know(self, workload: Workload) -> None:
+        """Which requests are rounds of one session."""
+        self._sessions = workload.sessions
 
     def service(self, tokens: int) -> int:
         """Service that a row of so many tokens counts for, in decode iterations."""
@@ -91,7 +102,10 @@ class SkipJoinMLFQ(IterationScheduler[LevelledRequest]):
         """Join the first queue whose quantum covers the prefill."""
         cost = self.service(request.prompt)
         request.last_call = self.call
-        self._join(request, next((i for i, quantum in enumerate(self.quanta) if quantum >= cost), len(self.quanta) - 1))
+        level = next((i for i, quantum in enumerate(self.quanta) if quantum >= cost), len(self.quanta) - 1)
+        if self.options.carry_level and self._sessions is not None:
+            level = max(level, self._ended_in.pop(self._sessions.of(request.index), 0))
+        self._join(request, level)
         super().add(request)
 
     def dequeue(self, request: LevelledRequest) -> None:
@@ -104,6 +118,8 @@ class SkipJoinMLFQ(IterationScheduler[LevelledRequest]):
         """Who has ended leaves its queue."""
         super().leave(request)
         del self.queues[request.level][request.index]
+        if self.options.carry_level and self._sessions is not None:
+            self._ended_in[self._sessions.of(request.index)] = request.level
 
     def candidates(self) -> Iterable[LevelledRequest]:
         """The highest queues first."""

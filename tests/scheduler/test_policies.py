@@ -13,6 +13,7 @@ from sim.report.result import FINISHED
 from sim.scheduler.find import find_scheduler, make_scheduler
 from sim.scheduler.iteration import IterationRequest, IterationScheduler
 from sim.scheduler.trtllm.gate import PromptGate
+from sim.workload.sessions.columns import Sessions
 from sim.workload.trace import Workload
 from tests.event.conftest import make_settings, make_table
 
@@ -502,3 +503,17 @@ def test_prompts_wait_for_all_data_parallel_ranks():
     assert gate.opens(one) and gate.opens(other)
     other.has_prompt, other.decodes_any = False, False  # nothing to hold up there
     assert gate.opens(one)
+
+
+@pytest.mark.parametrize(("carried", "level"), [(False, 0), (True, 3)])
+def test_a_further_round_starts_where_the_one_before_ended(carried, level):
+    """Quanta of 1, 2, 4 and 8 iterations: 16 outputs use up three of them, and 9 of the last."""
+    options = {"queues": 4, "prefill_tokens_per_iteration": 100, "carry_level": carried}
+    scheduler, _ = policy("mlfq", 50, scheduler_options=options, async_scheduling=False)
+    none = np.zeros(2, np.int64)
+    sessions = Sessions(np.array([0, 2]), none, none, none, np.zeros(1, np.int64))
+    scheduler.know(Workload("w", none, np.array([16, 40]), np.array([16, 1]), sessions=sessions))
+    drive(scheduler, [(0, 16, 16)])
+    second = scheduler.request_type(1, 40, 1)
+    scheduler.add(second)
+    assert second.level == level

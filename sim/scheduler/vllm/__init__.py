@@ -1,5 +1,6 @@
 """vLLM V1's continuous batching, by version: a fast path, and row by row for everything else."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,8 +127,12 @@ def make_rows(
     progress: Progress | None = None,
     drafting: Drafting | None = None,
     connector: Connector[RowRequest] | None = None,
+    kind: Callable[..., RowBatching] | None = None,
 ) -> RowBatching:
-    """Row by row, whatever the settings; blocks always have an identity."""
+    """Row by row, whatever the settings; blocks always have an identity.
+
+    `kind`: another that decides so, with `engine.scheduler_options` of its own.
+    """
     ahead = settings.batches_in_flight if settings.async_scheduling else 1
     blocks = KVCache(
         cache,
@@ -137,14 +142,10 @@ def make_rows(
         ahead_tokens=ahead * settings.max_num_batched_tokens,
         eagle=drafting is not None and drafting.lookahead,
     )
-    return RowBatching(
-        settings,
-        blocks,
-        progress=progress,
-        drafting=drafting,
-        connector=connector,
-        watermark_blocks=watermark_blocks(settings, cache),
-    )
+    parts: dict[str, Any] = {"progress": progress, "drafting": drafting, "connector": connector}
+    if kind is not None:
+        return kind(settings, blocks, **parts)
+    return RowBatching(settings, blocks, **parts, watermark_blocks=watermark_blocks(settings, cache))
 
 
 def watermark_blocks(settings: EngineSettings, cache: CacheShape) -> int:

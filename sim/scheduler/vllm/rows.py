@@ -70,7 +70,9 @@ class RowBatching:
         self.foreseen = self.progress.foreseen
         order = PriorityOrder if self.by_priority else ArrivalOrder
         aside = self.connector_rules.aside if self.connected else "none"
-        self.waiting: WaitingQueue = order() if aside == "none" else SetAside(order, loads_only=aside == "loads")
+        self.waiting: WaitingQueue = (
+            self.new_queue() if aside == "none" else SetAside(order, loads_only=aside == "loads")
+        )
         self.running: list[RowRequest] = []
         self.calls = 0
         self._arrivals = 0
@@ -126,7 +128,8 @@ class RowBatching:
     def schedule(self) -> VllmBatch:
         """Decide the next batch: running requests first, then the head of the queue."""
         batch = VllmBatch(self.calls)
-        budget = serve_running(self, batch, self.budget)
+        reserved = self.reserved_tokens()
+        budget = serve_running(self, batch, self.budget - reserved) + reserved
         if not batch.preempted and self.waiting:
             admit_waiting(self, batch, budget)
         self._issue(batch)
@@ -135,6 +138,14 @@ class RowBatching:
         batch.waiting = len(self.waiting)
         batch.free_blocks = self.cache.free
         return batch
+
+    def reserved_tokens(self) -> int:
+        """Tokens of a call's budget that running requests leave to waiting ones."""
+        return 0
+
+    def new_queue(self) -> WaitingQueue:
+        """The waiting queue, empty."""
+        return PriorityOrder() if self.by_priority else ArrivalOrder()
 
     def repeat(self, batch: Batch[RowRequest]) -> bool:
         """Never: every call is decided row by row."""

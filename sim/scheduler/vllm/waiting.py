@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sim.scheduler.vllm.request import RowRequest
@@ -55,11 +55,12 @@ class ArrivalOrder:
         self._queue.extendleft(passed_over if reverse else reversed(passed_over))
 
 
-class PriorityOrder:
-    """Smallest priority first, then by arrival, wherever a request comes from."""
+class RankOrder:
+    """Smallest `rank` first, wherever a request comes from; it must not change while a request waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: Callable[[RowRequest], tuple[float, ...]]):
         self._queue: list[RowRequest] = []  # the first one last
+        self._key = lambda request: tuple(-part for part in rank(request))
         self.pop = self._queue.pop
         self.remove = self._queue.remove
 
@@ -68,18 +69,33 @@ class PriorityOrder:
 
     def add(self, request: RowRequest) -> None:
         """To its place."""
-        insort(self._queue, request, key=_last_first)
+        insort(self._queue, request, key=self._key)
 
     put_back = add
 
     def head(self) -> RowRequest:
-        """The most urgent request."""
+        """The request of smallest rank."""
         return self._queue[-1]
+
+    def first(self, count: int) -> list[RowRequest]:
+        """The first `count` of them, in order."""
+        return self._queue[: -1 - count : -1] if count > 0 else []
+
+    def last(self) -> RowRequest | None:
+        """The one of greatest rank, if there is any."""
+        return self._queue[0] if self._queue else None
 
     def restore(self, passed_over: Sequence[RowRequest], reverse: bool) -> None:
         """Each to its place."""
         for request in passed_over:
             self.add(request)
+
+
+class PriorityOrder(RankOrder):
+    """Smallest priority first, then by arrival."""
+
+    def __init__(self) -> None:
+        super().__init__(urgency)
 
 
 class SetAside:
@@ -132,7 +148,3 @@ class SetAside:
 def urgency(request: RowRequest) -> tuple[int, int]:
     """Greater is less urgent: the greatest of running is the victim."""
     return request.priority, request.arrival
-
-
-def _last_first(request: RowRequest) -> tuple[int, int]:
-    return -request.priority, -request.arrival
