@@ -468,7 +468,7 @@ def tiers_html(result: SimulationResult) -> str:
         ["room, thousand tokens", *(quantity(tier["size_tokens"] / 1e3) for tier in found)],
         ["most used (%)", *(quantity(percent(tier["most_used_share"])) for tier in found)],
         ["requests with a recall", *(f"{tier['recalls']:,}" for tier in found)],
-        ["of all prompt tokens recalled (%)", *(quantity(percent(tier["recalled_share"])) for tier in found)],
+        ["recalled, of all prompt tokens (%)", *(quantity(percent(tier["recalled_share"])) for tier in found)],
         ["a recall takes, mean (ms)", *(quantity(tier["recall_ms_mean"]) for tier in found)],
         ["a recall takes, P99 (ms)", *(quantity(tier["recall_ms_p99"]) for tier in found)],
         ["recalled, GB", *(quantity(tier["recalled_bytes"] / GB) for tier in found)],
