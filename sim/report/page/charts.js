@@ -4,7 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const tip = document.getElementById("tip");
 // Of groups and curves, in their order.
-const COLORS = ["var(--main)", "var(--second)", "var(--c-moe)", "var(--c-attention)", "var(--alert)", "var(--c-gemm)", "var(--c-elementwise)"];
+const COLORS = ["var(--main)", "var(--second)", "var(--c-moe)", "var(--c-attention)", "var(--alert)", "var(--c-elementwise)", "var(--c-gemm)"];
 
 function node(parent, name, attributes, text) {
   const element = document.createElementNS(SVG, name);
