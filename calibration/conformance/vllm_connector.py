@@ -116,6 +116,9 @@ class ScriptedConnector:
         self.kept.append(request)
         return True
 
+    def preempted(self, request: RowRequest) -> None:
+        """Nobody wants what it loses."""
+
     def sent_at(self, request: RowRequest, step: int) -> None:
         """The blocks of a request that is held have been read at a step."""
         self._due_out.append((step, self._count(), request))

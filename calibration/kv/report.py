@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from calibration.kv.predict import Prediction
-from sim.report.page.build import table as html_table
+from sim.report.page.parts import table as html_table
 from sim.report.page.scatter import Panel, ScatterPage, scatter_page
 from sim.report.page.sections import Section
 from sim.units import GIB

@@ -7,7 +7,7 @@ from typing import Any
 from calibration.serving.decision import Group
 from calibration.serving.report import percent
 from calibration.serving.score import METRICS, Point
-from sim.report.page.build import quantity, table
+from sim.report.page.parts import quantity, table
 from sim.report.page.scatter import Panel, ScatterPage, scatter_page
 from sim.report.page.sections import Section
 

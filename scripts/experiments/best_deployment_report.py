@@ -8,7 +8,7 @@ from scripts.experiments.capacity import Bound, Capacity, Found
 from scripts.experiments.study import Experiment, Findings
 from scripts.experiments.study_page import against, closing, lead
 from scripts.table import table
-from sim.report.page.build import quantity, table as html_table
+from sim.report.page.parts import quantity, table as html_table
 from sim.report.page.sections import Section
 from sim.report.page.study import Bars, Charts, Curve, Curves
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from scripts.experiments.study import Experiment, Findings
 from scripts.experiments.study_page import against, closing, lead
 from scripts.table import table
-from sim.report.page.build import table as html_table
+from sim.report.page.parts import table as html_table
 from sim.report.page.sections import Section
 from sim.report.page.study import Bars, Charts, Curve, Curves
 from sim.units import GIB

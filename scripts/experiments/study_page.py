@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from html import escape
 
 from scripts.experiments.study import Experiment
-from sim.report.page.build import bullets, table
+from sim.report.page.build import bullets
+from sim.report.page.parts import table
 from sim.report.page.sections import Section
 
 

@@ -64,6 +64,8 @@ def run(job: Job | Fleet, on_progress: OnProgress | None = None) -> SimulationRe
             elastic=elastic_of(deployment, {"": ("both", deployment.replicas)}, job.conf.seed),
             hold_ns=to_ns(deployment.session_hold_s),
             tiers=job.tiers,
+            swap_blocks=job.swap_blocks,
+            block_bytes=job.block_bytes[0],
             host_bytes_per_s=job.host_bytes_per_s,
             seed=job.conf.seed,
             on_progress=on_progress,
@@ -86,6 +88,8 @@ def why_exact(job: Job | Fleet) -> str:
         return "replicas that come and go"
     if job.conf.deployment.cache_tiers:
         return "tiers behind the KV cache"
+    if job.conf.deployment.kv_swap_gb:
+        return "KV swapped to the host"
     lane = job.lane_job()
     served, _ = servable(lane)
     return lane_needs_exact(lane, served)

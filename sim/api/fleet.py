@@ -71,6 +71,8 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
     workload = workload if workload is not None else build_workload(conf.workload, conf.seed)
     if conf.deployment.cache_tiers:
         raise ValueError("deployment.cache_tiers are simulated for replicas of one kind only; set cache_tiers=none.")
+    if conf.deployment.kv_swap_gb:
+        raise ValueError("deployment.kv_swap_gb is simulated for replicas of one kind only; leave it out.")
     if conf.deployment.session_hold_s:
         raise ValueError("deployment.session_hold_s is simulated for replicas of one kind only; leave it out.")
     pools = tuple(_compile(spec, conf, workload) for spec in specs)

@@ -27,6 +27,7 @@ from sim.deployment.tiers import Tier, tiers_of
 from sim.event.asked import check_asked
 from sim.event.holds import check_holds
 from sim.event.pool import Prices
+from sim.event.swap import check_swap, swap_blocks
 from sim.event.tiers import check_tiers
 from sim.hardware.check import device_from
 from sim.hardware.spec import DeviceConf
@@ -101,6 +102,11 @@ class Job:
     def tiers(self) -> tuple[Tier, ...]:
         """What lies behind the cache of each rank."""
         return tiers_of(self.conf.deployment.cache_tiers, self.plan.engine.block_size, self.block_bytes[0])
+
+    @property
+    def swap_blocks(self) -> int:
+        """KV blocks of preempted requests that the host of a rank has room for; 0: they are computed again."""
+        return swap_blocks(self.conf.deployment, self.block_bytes[0])
 
     @property
     def host_bytes_per_s(self) -> float:
@@ -227,7 +233,8 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     job = Job(conf, plan, budget, workload, cost, ffn_cost, rows, both, plan is not compiled)
     check_holds(conf.deployment, plan.engine, conf.engine.scheduler, job.groups, workload)
     check_tiers(conf.deployment, plan.engine, conf.engine.scheduler, job.groups, workload)
-    _ = job.tiers
+    check_swap(conf.deployment, plan.engine, conf.engine.scheduler, job.groups)
+    _ = job.tiers, job.swap_blocks
     running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
     return dataclasses.replace(job, plan=bounded(plan, running))
 

@@ -107,6 +107,7 @@ def assemble(
         attention_ffn=used,
         speculation=found.speculation if isinstance(found, ExactRun) else None,
         cache_tiers=found.cache_tiers if isinstance(found, ExactRun) else (),
+        swap=found.swap if isinstance(found, ExactRun) else None,
         layers=layer_kinds(plan),
     )
 

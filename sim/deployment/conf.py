@@ -127,6 +127,8 @@ class DeploymentConf:
     the KV. `elastic`: replicas that come and go. `session_hold_s`: for so long the blocks of a round are held for the
     next of its session (`sim.event.holds`); 0: they are free and found until others take them, as engines do.
     `cache_tiers`: where KV lies behind the devices' own cache, a `TierConf` by name, the first looked into first.
+    `kv_swap_gb`: host memory of each replica for the KV of its preempted requests, which comes back from there
+    (`sim.event.swap`); 0: they compute it again.
     """
 
     name: str = "single"
@@ -151,6 +153,7 @@ class DeploymentConf:
     elastic: ElasticConf = field(default_factory=ElasticConf)
     session_hold_s: float = 0.0
     cache_tiers: dict[str, TierConf] = field(default_factory=dict)
+    kv_swap_gb: float = 0.0
 
     @property
     def rank_devices(self) -> int:

@@ -23,12 +23,13 @@ from sim.event.replica import Port, Replica, Watcher
 from sim.event.routing.base import Door
 from sim.event.servable import Entrance, Trial
 from sim.event.stages import StagedReplica, StageLog
+from sim.event.swap import SwapPort
 from sim.event.tiers import CacheTiers, TierPort
 from sim.event.verified import Verified
 from sim.memory.shape import CacheShape, GroupShape
 from sim.runtime.speculation import DrawnDrafts, NothingRight
 from sim.scheduler.base import Scheduler
-from sim.scheduler.find import make_scheduler, make_speculative, make_tiered, roles_of
+from sim.scheduler.find import make_scheduler, make_speculative, make_swapping, make_tiered, roles_of
 from sim.scheduler.hooks import Connected, Drafting
 from sim.units import to_ns
 
@@ -43,7 +44,8 @@ class EnginePool:
     """`replicas` equal engines, each of `data_parallel` ranks with `num_gpu_blocks` KV blocks (one the null block).
 
     `groups` share the blocks. `role`: `both`, `prefill` or `decode`. `block_bytes`: of one block of each group on all
-    devices of a rank, for transfers. `tiers` lie behind the cache of each rank, over a host link of so many bytes/s.
+    devices of a rank, for transfers. `tiers` lie behind the cache of each rank, over a host link of so many bytes/s, or
+    there is room in the host for `swap_blocks` of its preempted requests.
     """
 
     settings: EngineSettings
@@ -57,6 +59,7 @@ class EnginePool:
     block_bytes: tuple[float, ...] = (0.0,)
     name: str = ""
     tiers: tuple[Tier, ...] = ()
+    swap_blocks: int = 0
     host_bytes_per_s: float = 0.0
 
     @property
@@ -88,18 +91,22 @@ def make_ranks(
     now: Callable[[], int],
     seed: int = 0,
     tiers: CacheTiers | None = None,
+    swap: Callable[[], SwapPort] | None = None,
 ) -> PoolRanks:
     """All ranks of a pool, numbered from `first`. `named`: prefixes are reused, so blocks have an identity.
 
     With a `hand_over`, those of role `prefill` and `decode` hand over and take up through it. `now`: the time at which
-    a request comes. `seed`: of the drafts that are accepted. `tiers`: what lies behind their caches.
+    a request comes. `seed`: of the drafts that are accepted. `tiers`: what lies behind their caches;
+    `swap`: makes the place of a rank's preempted KV.
     """
     settings, prices = pool.settings, pool.prices
     cache = CacheShape(pool.num_gpu_blocks - 1, named, pool.groups)
-    ports: list[KVPort | TierPort | None]
+    ports: list[KVPort | TierPort | SwapPort | None]
     ports = [_port(pool.role, first + place, hand_over) for place in range(pool.ranks)]
     if tiers is not None:
         ports = [TierPort(place, tiers, settings.block_size) for place in range(pool.ranks)]
+    if swap is not None:
+        ports = [swap() for _ in range(pool.ranks)]
     watchers = [_watcher(pool.role, first + place, client, hand_over) for place in range(pool.ranks)]
     schedulers = [_scheduler(pool, cache, port, _drafts(pool, seed)) for port in ports]
     serves = Entrance(lambda: trial_of(pool, replace(cache, named=False)), settings, cache)
@@ -204,7 +211,10 @@ def _counted(pool: EnginePool, replicas: Sequence[Replica]) -> tuple[Verified, .
 
 
 def _scheduler(
-    pool: EnginePool, cache: CacheShape, port: KVPort | TierPort | None, progress: DrawnDrafts | None = None
+    pool: EnginePool,
+    cache: CacheShape,
+    port: KVPort | TierPort | SwapPort | None,
+    progress: DrawnDrafts | None = None,
 ) -> Scheduler:
     speculation = pool.settings.speculation
     if port is None and speculation is not None and progress is not None:
@@ -212,6 +222,8 @@ def _scheduler(
         return make_speculative(pool.scheduler, pool.settings, cache, drafting, progress)
     if port is None:
         return make_scheduler(pool.scheduler, pool.settings, cache)
+    if isinstance(port, SwapPort):
+        return make_swapping(pool.scheduler, pool.settings, cache, port)
     if isinstance(port, TierPort):
         tiered = make_tiered(pool.scheduler, pool.settings, cache, port)
         port.scheduler = cast(Connected, tiered)

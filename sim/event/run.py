@@ -26,11 +26,13 @@ from sim.event.pool import EnginePool, PoolRanks, Prices, make_ranks
 from sim.event.replica import Replica
 from sim.event.routing.base import Arrival, Door, Router, chooser
 from sim.event.routing.find import make_router
+from sim.event.swap import SwapPort, swap_checks
 from sim.event.tiers import CacheTiers
 from sim.memory.shape import GroupShape
 from sim.report.moment import Moment
 from sim.report.result import LinkTable, RequestTable, SpeculationTable, StageTable, StepTable, TransferTable
 from sim.report.speculation import merged
+from sim.report.swap import SwapCount
 from sim.report.tiers import TierCount
 from sim.scheduler.base import Request
 from sim.scheduler.find import roles_of
@@ -64,7 +66,7 @@ class ExactRun:
     between instances. `retries`: requests that were sent again because a replica failed, and how often;
     `unserved_ns`: how long they waited for somebody in service. `moments`: what happened to requests and replicas
     beside all that, in order. `speculation`: what became of drafts; `cache_tiers`: of KV behind the
-    caches.
+    caches; `swap`: of that of preempted requests.
     """
 
     requests: RequestTable
@@ -82,6 +84,7 @@ class ExactRun:
     moments: tuple[Moment, ...] = ()
     speculation: SpeculationTable | None = None
     cache_tiers: tuple[TierCount, ...] = ()
+    swap: SwapCount | None = None
 
     @property
     def stages(self) -> StageTable | None:
@@ -105,6 +108,8 @@ def run_exact(
     elastic: Elastic | None = None,
     hold_ns: int = 0,
     tiers: tuple[Tier, ...] = (),
+    swap_blocks: int = 0,
+    block_bytes: float = 0.0,
     host_bytes_per_s: float = 0.0,
     seed: int = 0,
     on_progress: OnProgress | None = None,
@@ -113,8 +118,9 @@ def run_exact(
 
     `data_parallel`: ranks of each replica, every one an engine with blocks of its own; the tables number them through,
     replica by replica. `groups` share the blocks; None: one of full attention. Prefixes are reused if the settings say
-    so and the workload has content; `tiers` lie behind each cache, over a host link of so many bytes per second. Bit
-    for bit the same for the same arguments.
+    so and the workload has content; `tiers` lie behind each cache, over a host link of so many bytes per second, or the
+    host has room for `swap_blocks` of preempted requests of each rank, of `block_bytes`. Bit for bit the same for the
+    same arguments.
 
     **Raises:** `Stuck` (a `ValueError`) for a run that would never end.
     """
@@ -127,6 +133,8 @@ def run_exact(
         data_parallel=data_parallel,
         scheduler=scheduler,
         tiers=tiers,
+        block_bytes=(block_bytes,),
+        swap_blocks=swap_blocks,
         host_bytes_per_s=host_bytes_per_s,
     )
     routing = Routing(router, options=router_options or {})
@@ -165,12 +173,16 @@ def run_fleet(
     hand_over = None if topology is None else _hand_over(pools, agenda, client, topology, costs, failures)
     only = pools[0]
     cache_tiers = CacheTiers(agenda, only.tiers, only.host_bytes_per_s, only.ranks) if only.tiers else None
+    swap = SwapCount(only.swap_blocks, only.block_bytes[0]) if only.swap_blocks else None
+    make_swap = None
+    if swap is not None:
+        make_swap = partial(SwapPort, agenda, swap, only.settings.block_size, only.host_bytes_per_s)
     ranks: list[PoolRanks] = []
     for pool in pools:
         first = sum(len(made.replicas) for made in ranks)
         named = content is not None and pool.settings.prefix_caching
         now = (lambda: agenda.now_ns) if pool.role == "decode" else (lambda: client.next_ns)
-        ranks.append(make_ranks(pool, first, named, client, hand_over, log, now, seed, cache_tiers))
+        ranks.append(make_ranks(pool, first, named, client, hand_over, log, now, seed, cache_tiers, make_swap))
     replicas = [replica for made in ranks for replica in made.replicas]
     if cache_tiers is not None:
         cache_tiers.connect(replicas)
@@ -179,6 +191,9 @@ def run_fleet(
             know = getattr(scheduler, "know", None)
             if know is not None:
                 know(workload)
+    for replica in replicas:
+        if isinstance(replica.port, SwapPort):
+            replica.port.connect(replica)
     if hold_ns and workload.sessions is not None:
         client.holds = Holds(agenda, replicas, workload.sessions, hold_ns)
     if isinstance(hand_over, Layerwise):
@@ -239,6 +254,8 @@ def run_fleet(
     )
     if cache_tiers is not None:
         checks |= cache_tiers.checks()
+    if swap is not None:
+        checks |= swap_checks(swap, [replica.port for replica in replicas if isinstance(replica.port, SwapPort)])
     silent = [
         replica
         for pool, made in zip(pools, ranks, strict=True)
@@ -273,6 +290,7 @@ def run_fleet(
         tuple(sorted(moments, key=lambda moment: moment.at_ns)),
         speculation,
         () if cache_tiers is None else tuple(cache_tiers.counts),
+        swap,
     )
 
 

@@ -15,6 +15,7 @@ from sim.report.result import SimulationResult
 from sim.report.sessions import session_figures
 from sim.report.speculation import speculation_fields
 from sim.report.summary import failed_by_status, ms, percentile_word
+from sim.report.swap import swap_fields
 from sim.report.tiers import begun_tokens, tier_fields
 from sim.report.verdict import Verdict
 from sim.units import GB
@@ -136,6 +137,7 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         *_sides_lines(result),
         *_draft_lines(result),
         *_tier_lines(result),
+        *_swap_lines(result),
         line(
             "Output tok/s per GPU / per user:",
             pair(metrics.output_throughput_per_gpu, metrics.output_throughput_per_user),
@@ -352,6 +354,20 @@ def _tier_lines(result: SimulationResult) -> list[str]:
             line(f"{name}, most used (%):", percent(tier["most_used_share"])),
         ]
     return lines
+
+
+def _swap_lines(result: SimulationResult) -> list[str]:
+    """What became of preempted requests' KV in the host, where it goes there."""
+    found = swap_fields(result.swap, result.block_size)
+    if found is None:
+        return []
+    return [
+        line("Preemptions swapped / without room:", f"{found['swaps']:,} / {found['refused']:,}"),
+        line("Swapped, GB out / in:", pair(found["out_bytes"] / GB, found["in_bytes"] / GB, 2)),
+        line("Steps waited for swaps, out / in (s):", pair(found["out_wait_s"], found["in_wait_s"], 3)),
+        line("Swapped requests away, mean / P99 (ms):", pair(found["away_ms_mean"], found["away_ms_p99"])),
+        line("Host memory for swaps, most used (%):", percent(found["most_used_share"])),
+    ]
 
 
 def assumption_block(result: SimulationResult) -> list[str]:

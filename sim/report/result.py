@@ -7,6 +7,7 @@ import numpy as np
 
 from sim.report.attention_ffn import AttentionFfn
 from sim.report.moment import Moment
+from sim.report.swap import SwapCount
 from sim.report.tiers import TierCount
 from sim.workload.trace import Workload
 
@@ -304,7 +305,7 @@ class SimulationResult:
       failed.
     - `experts`: how unevenly tokens were spread over them; None where that was not drawn.
     - `speculation`: what became of drafts; None where there were none.
-    - `cache_tiers`: what became of KV in tiers behind the caches.
+    - `cache_tiers`: what became of KV in tiers behind the caches; `swap`: of that of preempted requests in the host.
     - `attention_ffn`: of a deployment whose feed-forward parts run on devices of their own, what both sides did.
     - `unserved_ns`: how long requests waited because nobody who could take them was in service; those that did.
     - `moments`: what happened to requests and replicas at one moment: failures, starts, clients that gave up.
@@ -357,6 +358,7 @@ class SimulationResult:
     attention_ffn: AttentionFfn | None = None
     speculation: SpeculationTable | None = None
     cache_tiers: tuple[TierCount, ...] = ()
+    swap: SwapCount | None = None
 
     @property
     def ranks(self) -> int:

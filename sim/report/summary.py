@@ -18,6 +18,7 @@ from sim.report.priority import by_priority
 from sim.report.result import ABORTED, FINISHED, REQUEST_STATUS, SimulationResult
 from sim.report.sessions import session_figures
 from sim.report.speculation import speculation_fields
+from sim.report.swap import swap_fields
 from sim.report.tiers import begun_tokens, tier_fields
 from sim.report.verdict import Verdict
 
@@ -196,6 +197,7 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         "experts": expert_fields(result),
         "speculation": speculation_fields(result.speculation),
         "cache_tiers": tier_fields(result.cache_tiers, result.block_size, begun_tokens(result)),
+        "kv_swap": swap_fields(result.swap, result.block_size),
         "attention_ffn": attention_ffn_fields(result.attention_ffn),
         "memory": result.memory,
         "settings": result.settings,

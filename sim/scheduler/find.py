@@ -12,6 +12,8 @@ A scheduler is a module with `make(settings, cache)`: one of this package by its
 - `most_running(settings, usable_blocks)`: requests that may run at once (without it: `max_num_seqs`);
 - `make_speculative(settings, cache, drafting, progress)`: its scheduler with drafts (without it: it has none);
 - `make_tiered(settings, cache, connector)`: its scheduler with tiers behind its cache (without it: it has none);
+- `make_swapping(settings, cache, connector)`: its scheduler whose preempted requests leave their KV with the connector
+  and get it back from there (without it: they compute it again);
 - `ROLES`: a `sim.scheduler.hooks.Roles`, how its prefill and decode instances work (without it: it has none).
 """
 
@@ -37,7 +39,7 @@ from sim.deployment.speculation import NONE
 from sim.documents import user_path
 from sim.memory.shape import CacheShape
 from sim.scheduler.base import Request, Scheduler
-from sim.scheduler.hooks import Drafting, Progress, Roles, TierConnector
+from sim.scheduler.hooks import Connector, Drafting, Progress, Roles, TierConnector
 from sim.scheduler.options import no_options, read_options
 
 
@@ -186,6 +188,14 @@ def make_tiered(name: str, settings: EngineSettings, cache: CacheShape, connecto
     module = find_scheduler(name)
     with _blamed(name, getattr(module, "__file__", None)):
         made: Scheduler = module.make_tiered(settings, cache, connector)
+    return made
+
+
+def make_swapping(name: str, settings: EngineSettings, cache: CacheShape, connector: Connector[Any]) -> Scheduler:
+    """One replica's scheduler whose preempted requests leave their KV elsewhere; see `make_scheduler`."""
+    module = find_scheduler(name)
+    with _blamed(name, getattr(module, "__file__", None)):
+        made: Scheduler = module.make_swapping(settings, cache, connector)
     return made
 
 

@@ -61,6 +61,9 @@ class Connector[R: Request](Protocol):
     def keeps(self, request: R, finished: bool) -> bool:
         """The request has ended: are its blocks kept, for somebody who will read them? Only what `finished` can be."""
 
+    def preempted(self, request: R) -> None:
+        """The request is about to lose its blocks and what it has `computed`, and waits."""
+
 
 class Sender[R: Request](Connector[R], Protocol):
     """The connector of an instance that sends what it computes as it goes."""
@@ -171,6 +174,9 @@ class Alone:
     def keeps(self, request: Request, finished: bool) -> bool:
         """Nobody reads them."""
         return False
+
+    def preempted(self, request: Request) -> None:
+        """Nobody wants them."""
 
 
 class KnownLengths:

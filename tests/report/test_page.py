@@ -10,8 +10,9 @@ import pytest
 from sim.report.bottleneck import verdict
 from sim.report.collect import COLUMNS
 from sim.report.metrics import measure
-from sim.report.page.build import asset, fill, latency_table, page, quantity
+from sim.report.page.build import asset, fill, latency_table, page
 from sim.report.page.data import QUANTILES, chart_data, rounded
+from sim.report.page.parts import quantity
 from sim.report.page.sweep import pareto_front, sweep_page
 from sim.report.result import REJECTED, StepTable
 

@@ -1,7 +1,7 @@
 """One self-contained HTML page of a run: text and tables from here, charts drawn in the browser from embedded data."""
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -12,16 +12,17 @@ from sim.report.console import claim_warning, percent
 from sim.report.cut import cut_note
 from sim.report.fleet import WORDS, link_rows, pool_shares, ttft_parts
 from sim.report.metrics import Metrics, latencies, meets
+from sim.report.page.behind import behind_html
 from sim.report.page.data import chart_data
+from sim.report.page.parts import quantity, table
 from sim.report.plain import plain, to_json
 from sim.report.priority import by_priority
 from sim.report.result import FINISHED, SimulationResult
 from sim.report.sessions import session_figures
 from sim.report.speculation import speculation_fields
 from sim.report.summary import ms, percentile_word
-from sim.report.tiers import begun_tokens, tier_fields
 from sim.report.verdict import Verdict
-from sim.units import GB, GIB
+from sim.units import GIB
 
 
 MOST_LINKS = 12
@@ -54,7 +55,7 @@ def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> s
             "sessions": sessions_html(result),
             "hits": hits_html(metrics),
             "step_note": step_note(metrics),
-            "pools": pools_html(result) + sides_html(result) + drafts_html(result) + tiers_html(result),
+            "pools": pools_html(result) + sides_html(result) + drafts_html(result) + behind_html(result),
             "replicas": replica_table(result),
             "memory": memory_html(result),
             "workload": workload_html(result),
@@ -104,17 +105,6 @@ def framed(
             "script": asset("charts.js") + "\n" + asset(script),
         },
     )
-
-
-def quantity(value: float | None, digits: int = 3) -> str:
-    """A number for people: `digits` significant digits at least, thousands with commas, a dash for None."""
-    if value is None:
-        return "–"
-    if value == 0:
-        return "0"
-    whole = int(np.floor(np.log10(abs(value)))) + 1
-    # What six decimals cannot show is written with an exponent.
-    return f"{value:.{digits - 1}e}" if whole < -5 else f"{value:,.{max(0, digits - whole)}f}"
 
 
 def duration(milliseconds: float | None) -> tuple[str, str]:
@@ -246,24 +236,6 @@ def hits_html(metrics: Metrics) -> str:
     return (
         f"<figure><figcaption>Prefix cache hits <span>{words}</span></figcaption>"
         '<div class="chart" id="time-hits"></div></figure>'
-    )
-
-
-def table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "", words: Collection[int] = frozenset()
-) -> str:
-    """An HTML table of cells that are HTML already; the first column heads the row, those in `words` are text."""
-    marks = [' class="word"' if column in words else "" for column in range(len(head))]
-    body = "".join(
-        "<tr>"
-        + f'<th scope="row">{cells[0]}</th>'
-        + "".join(f"<td{mark}>{cell}</td>" for cell, mark in zip(cells[1:], marks[1:], strict=True))
-        + "</tr>"
-        for cells in map(tuple, rows)
-    )
-    heads = "".join(f'<th scope="col"{mark}>{cell}</th>' for cell, mark in zip(head, marks, strict=True))
-    return (
-        f'<div class="scroll"><table class="{kind}"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 
@@ -456,26 +428,6 @@ def drafts_html(result: SimulationResult) -> str:
     head = ["draft", *(str(place) for place in range(1, len(rates) + 1))]
     cells = [["accepted, with all before it (%)", *(quantity(percent(rate)) for rate in rates)]]
     return f'<h3>Drafts</h3><p class="note">{escape(said)}</p>' + table(head, cells, "numbers")
-
-
-def tiers_html(result: SimulationResult) -> str:
-    """What became of KV in the tiers behind the cache; nothing without any."""
-    found = tier_fields(result.cache_tiers, result.block_size, begun_tokens(result))
-    if not found:
-        return ""
-    head = ["tier", *(tier["name"] + (", shared" if tier["shared"] else "") for tier in found)]
-    rows = [
-        ["room, thousand tokens", *(quantity(tier["size_tokens"] / 1e3) for tier in found)],
-        ["most used (%)", *(quantity(percent(tier["most_used_share"])) for tier in found)],
-        ["requests with a recall", *(f"{tier['recalls']:,}" for tier in found)],
-        ["recalled, of all prompt tokens (%)", *(quantity(percent(tier["recalled_share"])) for tier in found)],
-        ["a recall takes, mean (ms)", *(quantity(tier["recall_ms_mean"]) for tier in found)],
-        ["a recall takes, P99 (ms)", *(quantity(tier["recall_ms_p99"]) for tier in found)],
-        ["recalled, GB", *(quantity(tier["recalled_bytes"] / GB) for tier in found)],
-        ["written, GB", *(quantity(tier["written_bytes"] / GB) for tier in found)],
-        ["lost to make room, thousand tokens", *(quantity(tier["dropped_tokens"] / 1e3) for tier in found)],
-    ]
-    return "<h3>Tiers behind the KV cache</h3>" + table(head, rows, "numbers")
 
 
 def replica_table(result: SimulationResult) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from sim.report.collect import SHOWN, TEXTS, cell, failure_groups, override_keys, setting_of, table_notes
-from sim.report.page.build import fill, framed, table
+from sim.report.page.build import fill, framed
+from sim.report.page.parts import table
 
 
 def pareto_front(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -72,6 +72,12 @@ def make_tiered(settings: EngineSettings, cache: CacheShape, connector: TierConn
     return made
 
 
+def make_swapping(settings: EngineSettings, cache: CacheShape, connector: Connector[Any]) -> RowBatching:
+    """One replica's scheduler whose preempted requests leave their KV elsewhere, row by row."""
+    one_of(POLICIES, **{"engine.scheduling_policy": settings.scheduling_policy})
+    return make_rows(settings, cache, connector=connector)
+
+
 ROLES = Roles(make_connected, make_connected)
 
 

@@ -78,7 +78,7 @@ def admit_waiting(scheduler: RowBatching, batch: VllmBatch, budget: int) -> None
         if hit and external.tokens:
             scheduler.connector.allocated(request, external, cache.external_blocks(hit, external.tokens))
         row = VllmRow(request, tokens, computed, "r" if request.preemptions else "n", [*map(list, request.tables)])
-        if loaded and tokens == 1:
+        if tokens == 1 and (loaded or external.tokens):
             row.prefill = False  # one token on all of its context: to the device it is a decode
         if padded:
             row.padded = True

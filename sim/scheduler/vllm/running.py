@@ -120,6 +120,7 @@ def _preempt(scheduler: RowBatching, batch: VllmBatch, index: int) -> tuple[int,
 def _set_back(scheduler: RowBatching, victim: RowRequest) -> None:
     """Back to the waiting queue, with nothing computed; emitted tokens are kept."""
     rules = scheduler.rules
+    scheduler.connector.preempted(victim)
     scheduler.cache.release(victim)
     victim.computed = 0
     victim.preemptions += 1
