@@ -234,6 +234,7 @@ def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> tuple[Req
     """
     requests, moved = exact.requests, exact.transfers
     columns = {field.name: getattr(requests, field.name) for field in dataclasses.fields(RequestTable)}
+    columns = {name: values for name, values in columns.items() if values is not None}
     place = requests.replica
     if moved is not None and role != "both":
         place = moved.source if role == "prefill" else moved.target
@@ -242,8 +243,10 @@ def _requests_of(exact: ExactRun, role: str, first: int, stop: int) -> tuple[Req
         columns |= {"output_tokens": np.ones_like(requests.output_tokens)}
         if moved.decode_first:
             columns |= {"arrival_ns": moved.allocated_ns}
+            columns.pop("retrieval_ns", None)
     if moved is not None and role == "decode":
         columns |= {"arrival_ns": moved.queued_ns, "queued_ns": moved.queued_ns}
+        columns.pop("retrieval_ns", None)
         columns |= {"scheduled_ns": moved.allocated_ns + moved.seated_ns - moved.received_ns}
         again = 0 if moved.keeps_token else 1
         found = np.where(moved.failed > 0, 0, np.maximum(requests.prompt_tokens - again, 0))

@@ -7,7 +7,7 @@ import numpy as np
 
 from sim.event.agenda import NEVER as NEVER
 from sim.event.holds import Holds
-from sim.event.sending import InTurn, RoundByRound
+from sim.event.sending import AfterRetrieval, InTurn, RoundByRound
 from sim.report.moment import Moment
 from sim.report.result import ABORTED, FAILED, FINISHED, LOST, OPEN, REJECTED, UNSENT, RequestTable
 from sim.scheduler.base import Batch, Request
@@ -32,7 +32,9 @@ class Client:
         self._door_free_ns = [0] * doors
         planned, limit = workload.arrival_ns.tolist(), workload.concurrency
         sessions = workload.sessions
-        self._turns = InTurn(planned, limit) if sessions is None else RoundByRound(sessions, planned, limit)
+        turns = InTurn(planned, limit) if sessions is None else RoundByRound(sessions, planned, limit)
+        self._retrieval_ns = None if workload.retrieval is None else workload.retrieval.latency_ns.tolist()
+        self._turns = turns if self._retrieval_ns is None else AfterRetrieval(turns, self._retrieval_ns)
         self._arrival_ns = [-1] * count
         self._queued_ns = [-1] * count
         self._scheduled_ns = [-1] * count
@@ -59,7 +61,7 @@ class Client:
         """Send the next request, and say which it is; who gets it, or that nobody does, is told afterwards."""
         i = self._turns.take()
         heapreplace(self._door_free_ns, self.next_ns - self.pickup_ns)
-        self._arrival_ns[i] = self._send_ns
+        self._arrival_ns[i] = self._send_ns - (0 if self._retrieval_ns is None else self._retrieval_ns[i])
         self._outputs[i] = int(self.workload.output_tokens[i])
         self._find_next()
         return i
@@ -199,4 +201,5 @@ class Client:
             preemptions=column(self._preemptions),
             replica=column(self._replica),
             status=column(self._status),
+            retrieval_ns=None if self._retrieval_ns is None else column(self._retrieval_ns),
         )

@@ -1,11 +1,13 @@
 """What requests say: token ids per request, for prefix reuse."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import overload
 
 import numpy as np
 
 from sim.scheduler.base import output_base
+from sim.workload.retrieval.columns import Retrieval
 from sim.workload.sessions.columns import Sessions
 from sim.workload.trace import MOST_TOKENS, Workload
 
@@ -27,6 +29,8 @@ def request_content(workload: Workload) -> Sequence[np.ndarray] | None:
         if workload.output_token_ids is None:
             return list(workload.token_ids)
         return [np.concatenate(pair) for pair in zip(workload.token_ids, workload.output_token_ids, strict=True)]
+    if workload.retrieval is not None and workload.retrieval.shares:
+        return RetrievedContent(workload, workload.retrieval)
     if workload.block_hashes is None or workload.hash_block_tokens is None:
         assert workload.sessions is not None
         return RoundContent(workload, workload.sessions)
@@ -38,19 +42,15 @@ def request_content(workload: Workload) -> Sequence[np.ndarray] | None:
     return contents
 
 
-class RoundContent(Sequence[np.ndarray]):
-    """Prompts of rounds, put together when asked for, so that memory holds those of requests under way only.
+class MadeContent(Sequence[np.ndarray]):
+    """Prompts put together when asked for, so that memory holds those of requests under way only."""
 
-    System prompt g has the ids from -(g + 1) MOST_TOKENS on; outputs have those that schedulers give them.
-    """
-
-    def __init__(self, workload: Workload, sessions: Sessions):
-        self._prompts, self._outputs = workload.prompt_tokens, workload.output_tokens
-        self._sessions = sessions
+    def __init__(self, count: int):
+        self._count = count
         self._latest = (-1, np.zeros(0, np.int64))
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return self._count
 
     @overload
     def __getitem__(self, i: int) -> np.ndarray: ...
@@ -65,6 +65,41 @@ class RoundContent(Sequence[np.ndarray]):
         if self._latest[0] != i:  # asked for by the router, then by the replica
             self._latest = i, self._prompt(i)
         return self._latest[1]
+
+    @abstractmethod
+    def _prompt(self, i: int) -> np.ndarray:
+        """The ids of request i's prompt."""
+
+
+class RetrievedContent(MadeContent):
+    """Prompts with retrieved chunks: what all begin with, the chunks in order, and a question unlike any other.
+
+    The common beginning has the ids from -`MOST_TOKENS` on, chunk c those from -(c + 2) `MOST_TOKENS` on.
+    """
+
+    def __init__(self, workload: Workload, retrieval: Retrieval):
+        super().__init__(len(workload))
+        self._prompts = workload.prompt_tokens
+        self._retrieval = retrieval
+
+    def _prompt(self, i: int) -> np.ndarray:
+        found = self._retrieval
+        chunks, before = found.chunks[i], found.system_tokens + found.retrieved_tokens
+        said = -(chunks[:, None] + 2) * MOST_TOKENS + np.arange(found.chunk_tokens)
+        question = output_base(i) + NEW + np.arange(int(self._prompts[i]) - before)
+        return np.concatenate([np.arange(found.system_tokens) - MOST_TOKENS, said.ravel(), question])
+
+
+class RoundContent(MadeContent):
+    """Prompts of rounds, which repeat what was said before.
+
+    System prompt g has the ids from -(g + 1) MOST_TOKENS on; outputs have those that schedulers give them.
+    """
+
+    def __init__(self, workload: Workload, sessions: Sessions):
+        super().__init__(len(workload))
+        self._prompts, self._outputs = workload.prompt_tokens, workload.output_tokens
+        self._sessions = sessions
 
     def _prompt(self, i: int) -> np.ndarray:
         """Runs of ids, each from its own start on, laid end to end."""

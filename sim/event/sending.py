@@ -1,4 +1,4 @@
-"""Who is sent next, and when: requests in turn, or the rounds of sessions one after the other."""
+"""Who is sent next, and when: requests in turn, or the rounds of sessions one after the other; after a retrieval."""
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -85,3 +85,38 @@ class RoundByRound:
         self._begun.ended(i, now_ns, finished)
         self._find_next()
         return range(i + 1, last + 1)
+
+
+class AfterRetrieval:
+    """Prompts go to the engine their retrieval latency after their request was sent, the first ready first.
+
+    `turns` says when requests are sent; nobody's sending depends on when another's prompt is ready, so that all sent up
+    to the next one that is ready are taken up.
+    """
+
+    def __init__(self, turns: InTurn | RoundByRound, latency_ns: Sequence[int]):
+        self._turns = turns
+        self._latency_ns = latency_ns
+        self._ready: list[tuple[int, int]] = []
+        self.next_ns = NEVER
+        self._find_next()
+
+    def _find_next(self) -> None:
+        ready, turns = self._ready, self._turns
+        while turns.next_ns != NEVER and (not ready or turns.next_ns <= ready[0][0]):
+            sent_ns = turns.next_ns
+            i = turns.take()
+            heappush(ready, (sent_ns + self._latency_ns[i], i))
+        self.next_ns = ready[0][0] if ready else NEVER
+
+    def take(self) -> int:
+        """The next prompt goes to the engine: whose it is."""
+        i = heappop(self._ready)[1]
+        self._find_next()
+        return i
+
+    def ended(self, i: int, now_ns: int, finished: bool) -> Sequence[int]:
+        """Request i has ended. Returns those that will never be sent."""
+        never = self._turns.ended(i, now_ns, finished)
+        self._find_next()
+        return never

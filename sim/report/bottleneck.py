@@ -122,7 +122,7 @@ def _queue_verdict(result: SimulationResult, metrics: Metrics, shares: StepShare
     computed = float(np.sum(steps.tokens))
     recomputed = (metrics.recomputed_tokens or 0) / computed if computed else 0.0
     found = latencies(result.requests)
-    queued_s = found.queue_s - (found.ttft_s - found.ttft_queued_s)  # in the engine
+    queued_s = found.queue_s + found.retrieval_s - (found.ttft_s - found.ttft_queued_s)  # in the engine
     queue_share = float(queued_s.sum() / found.e2el_s.sum()) if found.e2el_s.sum() > 0 else 0.0
     reasons = {"seats": shares.seats, "token_budget": shares.budget, "kv": shares.kv, "scheduler": shares.rule}
     evidence = {"waiting": shares.waiting, **reasons, "queue_share_of_e2el": queue_share, "recomputed": recomputed}

@@ -12,6 +12,7 @@ from sim.report.graphs import graph_fields
 from sim.report.metrics import Metrics
 from sim.report.priority import by_priority
 from sim.report.result import SimulationResult
+from sim.report.retrieval import retrieval_lines
 from sim.report.sessions import session_figures
 from sim.report.speculation import speculation_fields
 from sim.report.summary import failed_by_status, ms, percentile_word
@@ -150,6 +151,8 @@ def insight_block(result: SimulationResult, metrics: Metrics, found: Verdict | N
         ]
     lines += _priority_lines(result)
     lines += _session_lines(result)
+    retrieved = [line(label, value) for label, value in retrieval_lines(result)]
+    lines += [header("Retrieval"), *retrieved] if retrieved else []
     lines += _fleet_lines(result)
     if found is not None:
         lines.append(header("Bottleneck"))

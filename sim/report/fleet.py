@@ -115,7 +115,7 @@ def part_times(result: SimulationResult) -> list[tuple[str, np.ndarray, np.ndarr
         return []
     prefill, decode = (requests.scheduled_ns, moved.prefilled_ns), (moved.queued_ns, moved.allocated_ns)
     between = (*decode, *prefill) if moved.decode_first else (*prefill, *decode, moved.begun_ns)
-    marks = (requests.arrival_ns, *between, moved.received_ns, moved.seated_ns, requests.first_token_ns)
+    marks = (requests.asked_ns, *between, moved.received_ns, moved.seated_ns, requests.first_token_ns)
     times = [np.asarray(mark, np.int64) for mark in marks]
     return list(zip(DECODE_FIRST if moved.decode_first else PARTS, times, times[1:], strict=False))
 

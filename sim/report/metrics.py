@@ -3,7 +3,8 @@
 Latencies are of finished requests only. With the times of `RequestTable`:
 
 - TTFT = first_token - arrival; queued TTFT = first_token - queued (what a server's own log counts).
-- E2EL = finish - arrival = queue + prefill + decode: arrival to scheduled to first_token to finish.
+- E2EL = finish - arrival = queue + prefill + decode: arrival to scheduled to first_token to finish; where something is
+  retrieved first, the queue begins after that.
 - TPOT = (E2EL - TTFT) / (output tokens - 1), per request with more than one output token.
 - ITL: every gap between two tokens of a request, over all tokens.
 
@@ -43,6 +44,7 @@ class Latencies:
     ttft_queued_s: np.ndarray
     tpot_s: np.ndarray
     e2el_s: np.ndarray
+    retrieval_s: np.ndarray
     queue_s: np.ndarray
     prefill_s: np.ndarray
     decode_s: np.ndarray
@@ -63,6 +65,7 @@ def latencies(requests: RequestTable) -> Latencies:
             requests.finish_ns,
         )
     )
+    asked = requests.asked_ns[rows]
     gaps = np.asarray(requests.output_tokens)[rows].astype(np.int64) - 1
     return Latencies(
         request=rows,
@@ -70,7 +73,8 @@ def latencies(requests: RequestTable) -> Latencies:
         ttft_queued_s=(first - queued) / NS_PER_S,
         tpot_s=np.where(gaps > 0, (finish - first) / NS_PER_S / np.maximum(gaps, 1), 0.0),
         e2el_s=(finish - arrival) / NS_PER_S,
-        queue_s=(scheduled - arrival) / NS_PER_S,
+        retrieval_s=(asked - arrival) / NS_PER_S,
+        queue_s=(scheduled - asked) / NS_PER_S,
         prefill_s=(first - scheduled) / NS_PER_S,
         decode_s=(finish - first) / NS_PER_S,
         has_tpot=gaps > 0,

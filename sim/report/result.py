@@ -25,7 +25,8 @@ class RequestTable:
     Times in ns on the run's clock, -1 where it never happened. `arrival`: sent by the client; `queued`: taken up by the
     engine loop; `scheduled`: first in a batch (when the scheduler put it there); `first_token`, `finish`: when the
     client has that token. `cached_tokens`: prompt tokens found in the prefix cache at the first admission. `status`
-    indexes `REQUEST_STATUS`; `unsent` are the rounds of a session after one that did not finish.
+    indexes `REQUEST_STATUS`; `unsent` are the rounds of a session after one that did not finish. `retrieval_ns`: from
+    `arrival` until the prompt went to the engine; None: at once.
     """
 
     arrival_ns: np.ndarray
@@ -39,9 +40,16 @@ class RequestTable:
     preemptions: np.ndarray
     replica: np.ndarray
     status: np.ndarray
+    retrieval_ns: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
+
+    @property
+    def asked_ns(self) -> np.ndarray:
+        """When each prompt went to the engine (ns): sent by the client, and retrieved."""
+        arrival_ns = np.asarray(self.arrival_ns, np.int64)
+        return arrival_ns if self.retrieval_ns is None else arrival_ns + self.retrieval_ns
 
     @property
     def sent(self) -> np.ndarray:

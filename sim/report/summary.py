@@ -16,6 +16,7 @@ from sim.report.percentile import Distribution
 from sim.report.plain import plain
 from sim.report.priority import by_priority
 from sim.report.result import ABORTED, FINISHED, REQUEST_STATUS, SimulationResult
+from sim.report.retrieval import retrieval_figures
 from sim.report.sessions import session_figures
 from sim.report.speculation import speculation_fields
 from sim.report.swap import swap_fields
@@ -113,6 +114,22 @@ def session_fields(result: SimulationResult, percentiles: Sequence[float]) -> di
     }
 
 
+def retrieval_fields(result: SimulationResult, percentiles: Sequence[float]) -> dict[str, Any] | None:
+    """What came of retrieval, times in ms; None where nothing is retrieved."""
+    found = retrieval_figures(result, percentiles)
+    if found is None:
+        return None
+    return {
+        **latency_fields("retrieval", found.latency),
+        **latency_fields("ttft_after_retrieval", found.after),
+        "distinct_chunks": found.distinct,
+        "retrieved_tokens": found.retrieved_tokens,
+        "repeated_tokens": found.repeated_tokens,
+        "in_order_tokens": found.in_order_tokens,
+        "found_tokens": found.found_tokens,
+    }
+
+
 def summary(result: SimulationResult, metrics: Metrics | None = None, found: Verdict | None = None) -> dict[str, Any]:
     """The summary of a run as plain data, ready for strict JSON. `metrics` and `found` may be passed to save time."""
     metrics = metrics or measure(result)
@@ -184,6 +201,7 @@ def summary(result: SimulationResult, metrics: Metrics | None = None, found: Ver
         **prefix_cache_fields(metrics.prefix_cache),
         "ttft_by_priority": priority_fields(result),
         "sessions": session_fields(result, [p for p, _ in metrics.latency["ttft"].percentiles_s]),
+        "retrieval": retrieval_fields(result, [p for p, _ in metrics.latency["ttft"].percentiles_s]),
         "steps": metrics.steps,
         "step_time_rel_error": result.claim and result.claim.rel_error,
         "step_time_outside_calibration": result.claim and result.claim.outside_share,

@@ -36,6 +36,7 @@ def request_columns(result: SimulationResult) -> dict[str, np.ndarray]:
         "ttft_queued_ms": found.ttft_queued_s,
         "tpot_ms": np.where(found.has_tpot, found.tpot_s, np.nan),
         "e2el_ms": found.e2el_s,
+        **({} if requests.retrieval_ns is None else {"retrieval_ms": found.retrieval_s}),
         "queue_ms": found.queue_s,
         "prefill_ms": found.prefill_s,
         "decode_ms": found.decode_s,

@@ -1,6 +1,7 @@
 """From a `WorkloadConf` and a seed to the one list of requests that every engine runs."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from sim.workload.content import shared_prefix_ids
 from sim.workload.length import length_law
 from sim.workload.limits import limit_trace, within_limits
 from sim.workload.reader import read_trace
+from sim.workload.retrieval.drawn import drawn_retrieval, provenance as retrieval_provenance, retrieves
 from sim.workload.sessions.check import is_drawn
 from sim.workload.sessions.drawn import drawn_sessions
 from sim.workload.sessions.replayed import check_latencies, replayed_sessions, starts, whole_sessions
@@ -48,6 +50,7 @@ def build_workload(conf: WorkloadConf, seed: int) -> Workload:
     if sessions is not None and priorities:
         priorities["priority"] = priorities["priority"][sessions.session]
     patience = _patience(conf, count, trace)
+    retrieval = _retrieval(conf, seed, count)
     source = (conf.source,) if conf.source else ()
     notes = (*(trace.notes if trace is not None else ()), *content.pop("notes", ()))
     return Workload(
@@ -58,11 +61,22 @@ def build_workload(conf: WorkloadConf, seed: int) -> Workload:
             *content.pop("provenance"),
             *priorities.pop("provenance", ()),
             *patience.pop("provenance", ()),
+            *retrieval.pop("provenance", ()),
             *source,
         ),
         notes=notes,
-        **{"arrival_ns": arrival_ns, **content, **priorities, **patience},
+        **{"arrival_ns": arrival_ns, **content, **priorities, **patience, **retrieval},
     )
+
+
+def _retrieval(conf: WorkloadConf, seed: int, count: int) -> dict[str, Any]:
+    """What each request retrieves, and after what time; nothing where nothing is looked up."""
+    if not retrieves(conf):
+        return {}
+    return {
+        "retrieval": drawn_retrieval(conf, seed, count),
+        "provenance": retrieval_provenance(conf.retrieval),
+    }
 
 
 def _priorities(conf: WorkloadConf, seed: int, count: int) -> dict[str, Any]:
@@ -166,20 +180,23 @@ def _count(conf: WorkloadConf, trace: Trace | None) -> int:
 
 def _drawn(conf: WorkloadConf, seed: int, count: int) -> dict[str, Any]:
     law = length_law(conf)
-    lengths = within_limits(conf, law, count, draws.stream(seed, draws.LENGTHS))
-    prompt = lengths[:, 0] + conf.prefix_tokens
+    before = conf.prefix_tokens + conf.retrieval.chunks * conf.retrieval.chunk_tokens
+    lengths = within_limits(replace(conf, prefix_tokens=before), law, count, draws.stream(seed, draws.LENGTHS))
+    prompt = lengths[:, 0] + before
     if prompt.max() > MOST_TOKENS:
+        chunks = f" with retrieval.chunks={conf.retrieval.chunks}" if conf.retrieval.chunks else ""
         raise ValueError(
-            f"workload.prefix_tokens={conf.prefix_tokens} wants prompts of at most {MOST_TOKENS:,} tokens, "
+            f"workload.prefix_tokens={conf.prefix_tokens}{chunks} wants prompts of at most {MOST_TOKENS:,} tokens, "
             f"got {prompt.max():,}"
         )
-    if conf.prefix_tokens and prompt.sum() > MOST_IDS:
+    said_again = conf.prefix_tokens > 0 and not conf.retrieval.chunks  # chunks are put together when they are sent
+    if said_again and prompt.sum() > MOST_IDS:
         raise ValueError(
             f"workload.prefix_tokens wants at most {MOST_IDS:,} prompt tokens in all, whose ids memory holds, got "
             f"{prompt.sum():,}; lower workload.num_requests or the lengths"
         )
     content: dict[str, Any] = {"prompt_tokens": prompt, "output_tokens": lengths[:, 1], "provenance": law.provenance}
-    if conf.prefix_tokens:
+    if said_again:
         content["token_ids"] = shared_prefix_ids(conf, prompt, draws.stream(seed, draws.CONTENT))
         content["provenance"] += (f"content: all prompts begin with the same {conf.prefix_tokens} tokens",)
     return content

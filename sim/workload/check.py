@@ -6,6 +6,7 @@ from sim.documents import nearest
 from sim.workload.arrival import arrival_process
 from sim.workload.conf import WorkloadConf
 from sim.workload.length import names as length_names
+from sim.workload.retrieval.check import check_retrieval
 from sim.workload.sessions.check import check_sessions
 from sim.workload.trace import MOST_REQUESTS, MOST_SECONDS, MOST_TOKENS
 
@@ -56,6 +57,7 @@ def check_conf(conf: WorkloadConf) -> None:
         raise ValueError(f"workload.lengths wants one of {', '.join(known)}, got {conf.lengths!r}{near}")
     _check_combinations(conf)
     check_sessions(conf)
+    check_retrieval(conf)
 
 
 def check_numbers(conf: WorkloadConf) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from sim.workload.retrieval.conf import RetrievalConf
 from sim.workload.sessions.conf import SessionsConf
 
 
@@ -45,6 +46,7 @@ class WorkloadConf:
       the end, or as long as the trace says.
     sessions: requests are rounds of sessions; then `num_requests`, `rate`, `concurrency` and `duration_s` are of
       sessions, and one ends before a round that would go beyond the limits.
+    retrieval: what is looked up before a prompt goes to the engine, and put in front of it.
     source: where the numbers of this workload come from; printed with the result.
     """
 
@@ -82,4 +84,5 @@ class WorkloadConf:
     priorities: list[float] = field(default_factory=list)
     abort_after_s: float | None = None
     sessions: SessionsConf = field(default_factory=SessionsConf)
+    retrieval: RetrievalConf = field(default_factory=RetrievalConf)
     source: str | None = None

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 ARRIVALS, LENGTHS, CONTENT, PRIORITIES, EXPERTS = range(5)
 ACCEPTANCE = 6  # EXPERTS has two streams
 ROUNDS, FIRST_PROMPTS, LATENCIES, SYSTEM_PROMPTS = range(7, 11)
+CHUNKS, RETRIEVAL_TIMES = 11, 12
 """Separate streams: another rate or process leaves the lengths as they are."""
 
 MASK = (1 << 64) - 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int
 
+from sim.workload.retrieval.columns import Retrieval
 from sim.workload.sessions.columns import Sessions
 
 
@@ -31,6 +32,7 @@ class Workload:
     one it waits for; None: it waits for all.
     `sessions`: requests are rounds of sessions, session by session. Then the planned arrivals are those of the session,
     a later round is sent when the one before has ended, and `concurrency` is of sessions under way.
+    `retrieval`: what is looked up when a request has been sent, before its prompt goes to the engine.
     `digest` is the SHA-256 of the arrays and the concurrency, computed where it is not given; `provenance` says where
     lengths and arrivals come from; `notes` what was dropped or left unused on the way.
     Arrays that contradict this raise `ValueError`.
@@ -51,6 +53,7 @@ class Workload:
     priority: Int[np.ndarray, " request"] | None = None
     abort_after_ns: Int[np.ndarray, " request"] | None = None
     sessions: Sessions | None = None
+    retrieval: Retrieval | None = None
 
     def __post_init__(self) -> None:
         for key in ("arrival_ns", "prompt_tokens", "output_tokens"):
@@ -72,6 +75,7 @@ class Workload:
     def has_content(self) -> bool:
         """Whether requests say something that could be found again."""
         shared = self.sessions is not None and self.sessions.shares
+        shared |= self.retrieval is not None and self.retrieval.shares
         return shared or self.token_ids is not None or self.block_hashes is not None
 
     def _check(self) -> None:
@@ -109,6 +113,13 @@ class Workload:
             if np.diff(self.arrival_ns)[~self.sessions.begins[1:]].any():
                 raise ValueError("a workload of sessions wants the planned arrival of a session for all its rounds")
 
+        if self.retrieval is not None:
+            self.retrieval.check(self.prompt_tokens)
+            if self.retrieval.latency_ns.any() and self.abort_after_ns is not None:
+                raise ValueError("a workload with retrieval latencies wants clients that wait: no abort_after_ns")
+            if self.retrieval.shares and (self.sessions is not None or self.token_ids or self.block_hashes):
+                raise ValueError("a workload with retrieved chunks wants no sessions, token_ids or block_hashes")
+
     def _digest(self) -> str:
         # Name, type and length go in front of every array, so that no two different workloads share a byte string.
         state = hashlib.sha256(b"headway workload 1\n")
@@ -129,6 +140,11 @@ class Workload:
             state.update(f"sessions {len(self.sessions)} system_tokens {self.sessions.system_tokens}\n".encode())
             for key in ("first", "latency_ns", "history_tokens", "dropped_tokens", "system"):
                 state.update(getattr(self.sessions, key).astype("<i8").tobytes())
+        if self.retrieval is not None:
+            found = self.retrieval
+            state.update(f"retrieval {found.chunks.shape} {found.chunk_tokens} {found.system_tokens}\n".encode())
+            for key in ("latency_ns", "chunks"):
+                state.update(getattr(found, key).astype("<i8").tobytes())
         return state.hexdigest()
 
 

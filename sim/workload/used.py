@@ -9,6 +9,7 @@ from importlib import import_module
 
 from sim.workload import arrival, length
 from sim.workload.conf import WorkloadConf
+from sim.workload.retrieval.check import unread_of_retrieval
 from sim.workload.sessions.check import unread_of_sessions
 
 
@@ -38,8 +39,12 @@ def check_read(conf: WorkloadConf, keys: Iterable[str]) -> None:
     Combinations that `sim.workload.check` refuses, whoever set them, are left to it.
     """
     for key in keys:
-        if key.startswith("sessions."):
-            wants = unread_of_sessions(conf.sessions, key.removeprefix("sessions."))
+        group, _, name = key.partition(".")
+        if group in ("sessions", "retrieval"):
+            of_sessions = group == "sessions"
+            wants = (
+                unread_of_sessions(conf.sessions, name) if of_sessions else unread_of_retrieval(conf.retrieval, name)
+            )
             if wants:
                 raise ValueError(f"workload.{key} does nothing here: it wants {wants}; leave it out.")
         elif getattr(conf, key, None) is not None and (wants := unread(conf, key)):

@@ -170,6 +170,7 @@ def test_another_process_makes_the_same_bytes_and_loads_no_jax():
     conf = golden_conf("gamma", "lognormal")
     code = (
         "import sys; from sim.workload import WorkloadConf, build_workload; "
+        "from sim.workload.retrieval.conf import RetrievalConf; "
         "from sim.workload.sessions.conf import LawConf, SessionsConf; "
         f"print(build_workload({conf!r}, 12345).digest, 'jax' in sys.modules)"
     )

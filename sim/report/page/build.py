@@ -18,6 +18,7 @@ from sim.report.page.parts import quantity, table
 from sim.report.plain import plain, to_json
 from sim.report.priority import by_priority
 from sim.report.result import FINISHED, SimulationResult
+from sim.report.retrieval import retrieval_lines
 from sim.report.sessions import session_figures
 from sim.report.speculation import speculation_fields
 from sim.report.summary import ms, percentile_word
@@ -52,7 +53,7 @@ def page(result: SimulationResult, metrics: Metrics, found: Verdict | None) -> s
             "latency_table": latency_table(metrics),
             "slo": slo_html(result, metrics),
             "priorities": priority_table(result),
-            "sessions": sessions_html(result),
+            "sessions": sessions_html(result) + retrieval_html(result),
             "hits": hits_html(metrics),
             "step_note": step_note(metrics),
             "pools": pools_html(result) + sides_html(result) + drafts_html(result) + behind_html(result),
@@ -296,6 +297,15 @@ def sessions_html(result: SimulationResult) -> str:
         said += f"; {100 * found.same_replica_share:.0f}% of further rounds went where the round before had been"
     head = ["sessions", "mean (ms)", "median (ms)", "P99 (ms)"]
     return f'<h3>Sessions</h3><p class="note">{said}.</p>' + table(head, rows, "numbers")
+
+
+def retrieval_html(result: SimulationResult) -> str:
+    """How long retrieval takes, and how much of what it brings was found in the prefix cache; nothing without it."""
+    rows = [
+        [escape(label.rstrip(":")), quantity(value, 4) if isinstance(value, int | float) else escape(value)]
+        for label, value in retrieval_lines(result)
+    ]
+    return "<h3>Retrieval</h3>" + table(["of finished requests", ""], rows, "numbers") if rows else ""
 
 
 def slo_html(result: SimulationResult, metrics: Metrics) -> str:

@@ -17,6 +17,7 @@ COLUMNS = (
     "cached_tokens",
     "preemptions",
     "replica",
+    "asked_ns",
 )
 
 MOST_MOMENTS = 10_000
@@ -31,7 +32,7 @@ def request_events(result: SimulationResult, kept: np.ndarray) -> list[Event]:
     handed = np.zeros(len(requests), bool) if result.transfers is None else np.asarray(result.transfers.source) >= 0
     events: list[Event] = []
     sessions = result.workload.sessions
-    for index, arrival, scheduled, first, finish, prompt, output, cached, preemptions, replica in zip(
+    for index, arrival, scheduled, first, finish, prompt, output, cached, preemptions, replica, asked in zip(
         kept.tolist(), *columns, strict=True
     ):
         args = {
@@ -47,10 +48,10 @@ def request_events(result: SimulationResult, kept: np.ndarray) -> list[Event]:
             session = sessions.of(index)
             args |= {"session": session, "round": index - int(sessions.first[session])}
             name = f"session {session}, round {args['round']}"
-        parts = [("queue", arrival, scheduled), ("prefill", scheduled, first)]
+        parts = [("queue", asked, scheduled), ("prefill", scheduled, first)]
         if handed[index]:
             parts = [(WORDS[name], int(start[index]), int(end[index])) for name, start, end in ways]
-        for part, start, end in (*parts, ("decode", first, finish)):
+        for part, start, end in (("retrieval", arrival, asked), *parts, ("decode", first, finish)):
             if end > start:
                 events.append(span(REQUESTS_PID, index + 1, part, start, end, args))
         events += thread_names(REQUESTS_PID, {index + 1: name})
