@@ -46,7 +46,7 @@ from sim.scheduler.options import no_options, read_options
 _PARTS = (
     "request_type", "add", "schedule", "repeat", "complete", "unfinished", "free_blocks", "usable_blocks",
 )  # fmt: skip
-_NOT_SCHEDULERS = {"base", "find", "hooks", "iteration", "options", "together"}
+_NOT_SCHEDULERS = {"base", "find", "hooks", "iteration", "options", "tables", "together"}
 
 MOST_TOKENS = 1 << 24
 SETTINGS = {

@@ -16,8 +16,9 @@ again later (recompute preemption). A policy is a subclass that answers some of 
 
 Lengths are known to the simulator, so a row's effect is booked when it is issued, and the next batch may be decided
 before this one has completed. Where a policy says that nothing but decoding goes on (`steady`), calls are decided for
-all rows at once (`sim.scheduler.together`). Not modelled here: prefix reuse, speculation, stops before a request's
-length.
+all rows at once (`sim.scheduler.together`). A policy whose module names `enable_prefix_caching` in `SUPPORTS` finds
+prefixes again (`sim.scheduler.tables`): a request that waits is then looked at with what is in the cache as `computed`.
+Not modelled here: speculation, stops before a request's length.
 """
 
 from bisect import insort
@@ -30,6 +31,7 @@ from sim.deployment.engine import EngineSettings
 from sim.memory.hits import HitStats
 from sim.memory.shape import CacheShape
 from sim.scheduler.base import Batch, Request, Row
+from sim.scheduler.tables import BlockTables
 from sim.scheduler.together import Together
 
 
@@ -39,10 +41,13 @@ class IterationRequest(Request):
     `emitted` tokens are issued. `target` tokens have to be computed before the next can be emitted after it (re)started
     (the prompt and, after a preemption, what had been emitted by then); `blocks` are held; `order` is that of arrival;
     `aborted` requests are gone, though a row of theirs may be under way. It has had a row in every batch from number
-    `since` to `last_batch`.
+    `since` to `last_batch`. `table`, `registered`, `block_keys`: its blocks where they have an identity, `found` those
+    that a start would find in the cache.
     """
 
-    __slots__ = ("emitted", "target", "blocks", "order", "aborted", "since")
+    __slots__ = (
+        "emitted", "target", "blocks", "order", "aborted", "since", "table", "registered", "block_keys", "found",
+    )  # fmt: skip
 
     def __init__(self, index: int, prompt: int, outputs: int, token_ids: np.ndarray | None = None, priority: int = 0):
         super().__init__(index, prompt, outputs, token_ids, priority)
@@ -52,6 +57,10 @@ class IterationRequest(Request):
         self.order = -1
         self.aborted = False
         self.since = -1
+        self.table: list[int] = []
+        self.registered = 0
+        self.block_keys: list[int] = []
+        self.found: Sequence[int] = ()
 
     @property
     def known(self) -> int:
@@ -88,6 +97,9 @@ class IterationScheduler[R: IterationRequest]:
         # Where groups of layers share a pool, each is counted to hold the whole context.
         self.usable_blocks = cache.usable_blocks // max(1, len(cache.groups))
         self.free_blocks = self.usable_blocks
+        self.tables: BlockTables[R] | None = None
+        if settings.prefix_caching and cache.named:
+            self.tables = BlockTables(self.usable_blocks, self.block_size, settings.profile.cache.unhashed_blocks_first)
         self.waiting: list[R] = []
         self.running: dict[int, R] = {}
         self.hit_stats = HitStats()
@@ -129,7 +141,7 @@ class IterationScheduler[R: IterationRequest]:
 
     def held_tokens(self, request: R, tokens: int) -> int:
         """Tokens for which blocks are taken when a request starts with `tokens`."""
-        return tokens
+        return request.computed + tokens
 
     def victims(self, request: R) -> Iterable[R]:
         """Who gives up blocks so that `request` can go on, in order; those with a row are left out by the walk."""
@@ -190,7 +202,8 @@ class IterationScheduler[R: IterationRequest]:
             return self._decode()
         self._together.settle()
         batch = self._walk()
-        if batch.emitting and not batch.prefill_tokens and self._stages == 1 and self.steady():
+        counted = self.tables is None
+        if counted and batch.emitting and not batch.prefill_tokens and self._stages == 1 and self.steady():
             self._gather(batch)
         self._last = batch.number
         return batch
@@ -212,8 +225,11 @@ class IterationScheduler[R: IterationRequest]:
             if request.emitted == request.outputs or request.index in self._gone or self._awaits_token(request):
                 continue
             runs = request.index in self.running
-            if not runs and starts_ended:
-                continue
+            if not runs:
+                if starts_ended:
+                    continue
+                if self.tables is not None:
+                    self._look_up(request, self.tables)
             tokens = self.tokens_for(request, budget)
             if not isinstance(tokens, int) or tokens > budget or tokens > request.known - request.computed:
                 raise ValueError(
@@ -226,6 +242,8 @@ class IterationScheduler[R: IterationRequest]:
                     continue
             elif tokens <= 0 or not self.admits(request, tokens) or not self._start(request, tokens):
                 starts_ended = True
+                if self.tables is not None:
+                    request.computed, request.found = 0, ()
                 continue
             else:
                 kind = "r" if request.preemptions else "n"
@@ -334,7 +352,11 @@ class IterationScheduler[R: IterationRequest]:
         """The request stops running: its blocks are free."""
         self.in_vain = False
         del self.running[request.index]
-        self.free_blocks += request.blocks
+        if self.tables is None:
+            self.free_blocks += request.blocks
+        else:
+            self.tables.give_back(request)
+            self.free_blocks = self.tables.free
         request.blocks = 0
 
     def evict(self, request: R) -> None:
@@ -348,6 +370,11 @@ class IterationScheduler[R: IterationRequest]:
         request.target = request.known
         request.preemptions += 1
         self.enqueue(request)
+
+    def forget(self) -> None:
+        """The cache is empty; nobody may be unfinished."""
+        if self.tables is not None:
+            self.tables.forget()
 
     def blocks_of(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -363,34 +390,50 @@ class IterationScheduler[R: IterationRequest]:
 
     def _start(self, request: R, tokens: int) -> bool:
         held = min(self.held_tokens(request, tokens), self.usable_blocks * self.block_size)
-        if not self._take(request, max(held, tokens)):
+        if not self._take(request, max(held, request.computed + tokens)):
             return False
         self.dequeue(request)
         self.running[request.index] = request
         self.batch.admitted = [*self.batch.admitted, request]
+        if self.tables is not None:
+            request.found = ()
+            self.hit_stats.count(request.known, request.computed, request.preemptions > 0)
+            if not request.preemptions:
+                request.cached = request.computed
         return True
+
+    def _look_up(self, request: R, tables: BlockTables[R]) -> None:
+        """A waiting request as it would start: with what is in the cache."""
+        request.found = tables.find(request)
+        request.computed = len(request.found) * self.block_size
 
     def _take(self, request: R, tokens: int) -> bool:
         """Take the blocks missing for the first `tokens`; False if they cannot be had, or the request lost its own."""
-        missing = self.blocks_of(tokens) - request.blocks
-        if missing <= 0:
+        found, tables = request.found, self.tables
+        missing = self.blocks_of(tokens) - request.blocks - len(found)
+        if missing <= 0 and not found:
             return True
+        needed = missing if tables is None else missing + tables.idle(found)
         free, losing = self.free_blocks, []
-        if free < missing:
+        if free < needed:
             for other in self.victims(request):
                 if self.may_lose(other):
                     losing.append(other)
-                    free += other.blocks
-                    if other is request or free >= missing:
+                    free = free + other.blocks if tables is None else self.free_blocks + tables.freed(losing, found)
+                    if other is request or free >= needed:
                         break
-        if free < missing and request not in losing:
+        if free < needed and request not in losing:
             return False
         for other in losing:
             self.evict(other)
         if request in losing:
             return False
-        self.free_blocks -= missing
-        request.blocks += missing
+        if tables is None:
+            self.free_blocks -= missing
+        else:
+            tables.take(request, found, missing)
+            self.free_blocks = tables.free
+        request.blocks += len(found) + missing
         return True
 
     def _issue(self, request: R, tokens: int, kind: str) -> Row[R]:
@@ -400,6 +443,8 @@ class IterationScheduler[R: IterationRequest]:
         row = Row(request, tokens, request.computed, kind)
         prefilling = request.computed < request.target
         request.computed += tokens
+        if self.tables is not None:
+            self.tables.register(request, request.computed)
         if request.computed == request.known:
             row.emits = True
             request.emitted += 1

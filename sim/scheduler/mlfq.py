@@ -4,7 +4,8 @@ Queue i grants a quantum of `quantum * ratio**i`; each batch serves the first re
 request skips the queues whose quantum its prefill alone would exceed. One that has used up its quantum goes to the
 end of the next queue with its next token: never between two chunks of a prompt, whose work could be lost for ever. A
 request that was not served for `promote_after` calls goes to the first queue (0: never). With `carry_level` a further
-round of a session does not start above the queue that the round before ended in.
+round of a session does not start above the queue that the round before ended in. Where prefixes are found again, the
+prefill of a round is what was not said before.
 
 A scheduler here sees no clock, so service is counted in decode iterations: a row of one token counts 1, a prefill row
 one for each started `prefill_tokens_per_iteration` tokens (how many tokens of prompt take as long as one decode
@@ -34,6 +35,7 @@ from sim.workload.trace import Workload
 
 MOST_QUEUES = 1000
 MOST_QUANTUM = 1e30
+SUPPORTS = ("enable_prefix_caching",)
 NOT_MODELLED = ("FastServe's swapping of KV blocks to the host: paused requests keep theirs or are computed again",)
 
 
@@ -100,7 +102,10 @@ class SkipJoinMLFQ(IterationScheduler[LevelledRequest]):
 
     def add(self, request: LevelledRequest) -> None:
         """Join the first queue whose quantum covers the prefill."""
-        cost = self.service(request.prompt)
+        said = 0
+        if self.tables is not None and self._sessions is not None:
+            said = int(self._sessions.history_tokens[request.index])
+        cost = self.service(request.prompt - said)
         request.last_call = self.call
         level = next((i for i, quantum in enumerate(self.quanta) if quantum >= cost), len(self.quanta) - 1)
         if self.options.carry_level and self._sessions is not None:

@@ -252,8 +252,8 @@ MISTAKES = {
         "engine.long_prefill_token_threshold=64 has no effect with the scheduler orca",
     ),
     "prefixes it does not reuse": (
-        ["engine=mlfq", "engine.enable_prefix_caching=true"],
-        "engine.enable_prefix_caching=true has no effect with the scheduler mlfq",
+        ["engine=sarathi", "engine.enable_prefix_caching=true"],
+        "engine.enable_prefix_caching=true has no effect with the scheduler sarathi",
     ),
     "chunks it does not make": (["engine=static", "engine.enable_chunked_prefill=true"], "static never cuts a prompt"),
     "whole prompts where it cuts": (
@@ -289,6 +289,6 @@ def test_each_policy_runs_by_its_yaml(headway, engine):
 
 def test_content_that_is_not_reused_is_said(headway, tmp_path):
     words = ["model=qwen2.5-0.5b", "engine=vllm-0.19.0", "workload=shared-prefix", "workload.num_requests=4"]
-    assert headway("simulate", *words, "engine.scheduler=mlfq", "results=out").code == 0
+    assert headway("simulate", *words, "engine.scheduler=sarathi", "results=out").code == 0
     said = (tmp_path / "out" / "console.txt").read_text()
-    assert "prefix reuse: the scheduler mlfq computes every prompt" in " ".join(said.split())
+    assert "prefix reuse: the scheduler sarathi computes every prompt" in " ".join(said.split())
