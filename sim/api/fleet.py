@@ -18,6 +18,7 @@ from sim.event.cluster import OnProgress
 from sim.event.elastic import elastic_of, elastic_rows, may_fail
 from sim.event.handover import Failures
 from sim.event.pool import EnginePool, Prices
+from sim.event.pooling import check_pooled_roles
 from sim.event.run import ExactRun, Routing, run_fleet
 from sim.report.result import PoolResult, RequestTable, SimulationResult, StepTable
 from sim.scheduler.find import failure
@@ -75,6 +76,7 @@ def build_fleet(conf: SimulateConf, workload: Workload | None = None) -> Fleet:
         raise ValueError("deployment.kv_swap_gb is simulated for replicas of one kind only; leave it out.")
     if conf.deployment.session_hold_s:
         raise ValueError("deployment.session_hold_s is simulated for replicas of one kind only; leave it out.")
+    check_pooled_roles([spec.role for spec in specs], workload)
     pools = tuple(_compile(spec, conf, workload) for spec in specs)
     topology = None
     if any(spec.role == "prefill" for spec in specs):

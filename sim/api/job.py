@@ -27,6 +27,7 @@ from sim.deployment.tiers import Tier, tiers_of
 from sim.event.asked import check_asked
 from sim.event.holds import check_holds
 from sim.event.pool import Prices
+from sim.event.pooling import check_pooling
 from sim.event.swap import check_swap, swap_blocks
 from sim.event.tiers import check_tiers
 from sim.hardware.check import device_from
@@ -222,6 +223,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     if workload is None:
         workload = build_workload(conf.workload, conf.seed)
     _check_experts(conf, plan)
+    check_pooling(plan, workload)
     compiled = plan
     predictor, plan = taught_plan(conf.predictor, compiled)
     cost, rows, estimated = _cost(plan, device, predictor)

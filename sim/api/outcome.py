@@ -19,6 +19,7 @@ from sim.cost.step_cost import SECONDS
 from sim.cost.table import price_steps, with_routing
 from sim.deployment.plan import Plan
 from sim.event.elastic import elastic_rows
+from sim.event.pooling import pooling_left_out
 from sim.event.run import ExactRun
 from sim.hardware.spec import DeviceConf
 from sim.memory.report import memory_report
@@ -241,4 +242,5 @@ def _left_out(job: Job) -> list[str]:
     if len(job.budget.layout.groups) > 1 and not knows_groups(scheduler):
         missing.append("blocks that sliding windows give back: every group of layers holds the whole context")
     missing += not_modelled(scheduler)
+    missing += pooling_left_out(job.plan.engine, job.workload)
     return missing

@@ -14,6 +14,7 @@ from sim.scheduler.base import Batch, Request, Scheduler
 class BatchQueue:
     """At most `depth` batches of `scheduler`; `fill_with_empty`: empty batches do not wait while there is work.
 
+    `pools`: rows that complete a prompt give an embedding: nothing is sampled, no logits are needed.
     `unflushed`: requests have ended since the last call of `schedule`, which reports them to the workers.
     """
 
@@ -22,6 +23,7 @@ class BatchQueue:
         self.depth = depth
         self.in_flight: deque[Batch] = deque()
         self.unflushed = False
+        self.pools = False
         self._fill_with_empty = fill_with_empty
 
     def issue(self) -> Batch | None:
@@ -35,6 +37,8 @@ class BatchQueue:
         batch = self.scheduler.schedule()
         if not isinstance(batch, Batch):
             raise ValueError(f"engine.scheduler: schedule must return a Batch, got {batch!r}.")
+        if self.pools:
+            batch.emitting = 0
         self.in_flight.append(batch)
         return batch
 

@@ -27,6 +27,7 @@ def check_conservation(
     transfers: TransferTable | None = None,
     every_byte: bool = True,
     sessions: Sessions | None = None,
+    pools: bool = False,
 ) -> dict[str, bool]:
     """Check one finished run; returns what was checked, raises `ConservationError` on the first failure.
 
@@ -41,6 +42,8 @@ def check_conservation(
       (`stages`: of the steps from one row up to another, those of a pool);
     - of `transfers`: what was handed over was asked for, begun and received once, in the order of its engine, before
       its first token; `every_byte` of it, and of what was broken off, counts on each link it went over;
+    - where requests end with their prompt (`pools`), no row emits, and every prompt is computed: once, where nobody was
+      preempted and nobody left half-way;
     - a round of `sessions` is sent its latency after the end of the one before, or never, where that did not finish.
     """
     done = requests.status == FINISHED
@@ -57,7 +60,9 @@ def check_conservation(
             and (r.scheduled_ns < r.first_token_ns)[done].all()
             and (r.first_token_ns <= r.finish_ns)[done].all()
         ),
-        "tokens out = tokens asked for": 0 <= emitted - wanted <= cut_tokens,
+        "tokens out = tokens asked for": _computed(r, steps, cut_tokens)
+        if pools
+        else 0 <= emitted - wanted <= cut_tokens,
         "every block is free again": all(s.free_blocks == s.usable_blocks for s in schedulers),
         "nobody is left in a queue": all(s.unfinished == 0 for s in schedulers),
         "clocks never run backwards": all(
@@ -79,6 +84,16 @@ def check_conservation(
         if not holds:
             raise ConservationError(f"conservation broken: {name} (emitted {emitted} of {wanted} tokens)")
     return checks
+
+
+def _computed(requests: RequestTable, steps: StepTable, cut_tokens: int) -> bool:
+    """Whether steps emitted nothing, and computed the prompts of those that finished, less what was found."""
+    done, begun = requests.status == FINISHED, requests.scheduled_ns >= 0
+    need = int((requests.prompt_tokens - requests.cached_tokens)[done].sum())
+    extra = int(steps.prefill_tokens.sum()) - need
+    once = not cut_tokens and not steps.preempted.any() and bool((begun == done).all())
+    silent = not (steps.emitting.any() or steps.decodes.any())
+    return silent and (extra == 0 if once else extra >= 0)
 
 
 def _follow(requests: RequestTable, sessions: Sessions) -> bool:

@@ -35,6 +35,7 @@ class Client:
         turns = InTurn(planned, limit) if sessions is None else RoundByRound(sessions, planned, limit)
         self._retrieval_ns = None if workload.retrieval is None else workload.retrieval.latency_ns.tolist()
         self._turns = turns if self._retrieval_ns is None else AfterRetrieval(turns, self._retrieval_ns)
+        self._pools = workload.pools
         self._arrival_ns = [-1] * count
         self._queued_ns = [-1] * count
         self._scheduled_ns = [-1] * count
@@ -81,7 +82,7 @@ class Client:
     def placed(self, i: int, replica: int, outputs: int) -> None:
         """Request i went to a replica, for `outputs` tokens."""
         self._replica[i] = replica
-        self._outputs[i] = outputs
+        self._outputs[i] = 0 if self._pools else outputs
 
     def rejected(self, i: int, now_ns: int, status: int = REJECTED) -> None:
         """The engine, or a router (`SHED`), refuses request i."""
@@ -89,13 +90,13 @@ class Client:
 
     def aborted(self, i: int, now_ns: int) -> None:
         """The client gives request i up."""
-        self.cut_tokens += self._outputs[i]
+        self.cut_tokens += self._outputs[i] or 1
         self.moments.append(Moment(now_ns, "client gives up", self._replica[i], i))
         self._end(i, ABORTED, now_ns)
 
     def lost(self, i: int, now_ns: int) -> None:
         """Its replica failed, and it was not sent again."""
-        self.cut_tokens += self._outputs[i]
+        self.cut_tokens += self._outputs[i] or 1
         self._end(i, LOST, now_ns)
 
     def failed(self, i: int, now_ns: int) -> None:
@@ -104,7 +105,7 @@ class Client:
 
     def restarted(self, i: int) -> None:
         """Its replica failed; it begins again somewhere else."""
-        self.cut_tokens += self._outputs[i]
+        self.cut_tokens += self._outputs[i] or 1
         self._queued_ns[i] = self._scheduled_ns[i] = self._first_token_ns[i] = -1
         self._last_token_ns.pop(i, None)
 

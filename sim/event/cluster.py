@@ -7,6 +7,8 @@ next batch: what ends at t frees a place at t, and what arrives at t is in the b
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from sim.event.aborts import Aborts
 from sim.event.agenda import NEVER, Agenda
 from sim.event.client import Client
@@ -90,7 +92,8 @@ class Cluster:
     ):
         self.agenda, self.client, self.replicas, self.entry = agenda, client, replicas, entry
         self._prompts = client.workload.prompt_tokens.tolist()
-        self._outputs = client.workload.output_tokens.tolist()
+        # one that ends with its prompt is to the engine one of one token (vLLM's max_tokens = 1 of pooling requests)
+        self._outputs = np.maximum(client.workload.output_tokens, 1).tolist()
         self.lifecycle: Lifecycle | None = None
         self._between = None
         if elastic is not None:

@@ -165,7 +165,7 @@ class Replica:
             self._requests.pop(request.index, None)
         if batch.tokens:
             self.delivered_ns.append(now_ns)
-        if batch.emitting:
+        if batch.emitting or ended:
             self.fruitless_preemptions = 0
         if self._interrupted:
             self._client.interrupted(self._interrupted, now_ns)

@@ -186,6 +186,8 @@ def run_fleet(
     replicas = [replica for made in ranks for replica in made.replicas]
     if cache_tiers is not None:
         cache_tiers.connect(replicas)
+    for replica in replicas:
+        replica.queue.pools = workload.pools
     for made in ranks:
         for scheduler in made.schedulers:
             know = getattr(scheduler, "know", None)
@@ -251,6 +253,7 @@ def run_fleet(
         transfers=transfers,
         every_byte=hand_over is None or hand_over.every_byte_counts(),
         sessions=workload.sessions,
+        pools=workload.pools,
     )
     if cache_tiers is not None:
         checks |= cache_tiers.checks()

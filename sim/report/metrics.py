@@ -286,7 +286,7 @@ def recomputed_tokens(result: SimulationResult) -> int | None:
         return None
     columns = (requests.prompt_tokens, requests.cached_tokens, requests.output_tokens)
     prompt, cached, output = (np.asarray(c)[rows].astype(np.int64) for c in columns)
-    need = int((prompt - cached + output - 1).sum())
+    need = int((prompt - cached + np.maximum(output - 1, 0)).sum())
     if result.transfers is not None:
         need += int((np.asarray(result.transfers.source)[rows] >= 0).sum())
     computed = int(np.sum(steps.kept_tokens, dtype=np.int64)) - cut_drafts(result)

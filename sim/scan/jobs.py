@@ -107,6 +107,7 @@ def lane_job(
         (settings.batches_in_flight > 1, f"{settings.batches_in_flight} batches are in flight"),
         (workload.abort_after_ns is not None, "clients give requests up"),
         (workload.sessions is not None, "requests are rounds of sessions"),
+        (workload.pools, "requests end with their prompt"),
         (workload.retrieval is not None, "something is retrieved before the prompt"),
         (settings.prefix_caching and workload.has_content, "prefixes are reused"),
         (not settings.chunked_prefill, "chunked prefill is off"),

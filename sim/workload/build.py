@@ -44,6 +44,8 @@ def build_workload(conf: WorkloadConf, seed: int) -> Workload:
         content = _drawn(conf, seed, len(arrival_ns))
     else:
         content = _replayed(conf, seed, arrival_ns, trace)
+    if conf.pooling:
+        content = _without_outputs(content)
     sessions = content.get("sessions")
     count = len(content["prompt_tokens"])
     priorities = _priorities(conf, seed, count if sessions is None else len(sessions))
@@ -67,6 +69,20 @@ def build_workload(conf: WorkloadConf, seed: int) -> Workload:
         notes=notes,
         **{"arrival_ns": arrival_ns, **content, **priorities, **patience, **retrieval},
     )
+
+
+def _without_outputs(content: dict[str, Any]) -> dict[str, Any]:
+    """The same requests, which end when their prompt is computed."""
+    if content.get("sessions") is not None:
+        raise ValueError("workload.pooling=true wants requests that stand alone, got a trace with sessions")
+    return content | {
+        "output_tokens": np.zeros_like(content["output_tokens"]),
+        "output_token_ids": None,
+        "provenance": (
+            *content["provenance"],
+            "pooling: requests have no outputs, they end when their prompt is computed",
+        ),
+    }
 
 
 def _retrieval(conf: WorkloadConf, seed: int, count: int) -> dict[str, Any]:

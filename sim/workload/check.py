@@ -7,7 +7,7 @@ from sim.workload.arrival import arrival_process
 from sim.workload.conf import WorkloadConf
 from sim.workload.length import names as length_names
 from sim.workload.retrieval.check import check_retrieval
-from sim.workload.sessions.check import check_sessions
+from sim.workload.sessions.check import check_sessions, is_drawn
 from sim.workload.trace import MOST_REQUESTS, MOST_SECONDS, MOST_TOKENS
 
 
@@ -57,6 +57,11 @@ def check_conf(conf: WorkloadConf) -> None:
         raise ValueError(f"workload.lengths wants one of {', '.join(known)}, got {conf.lengths!r}{near}")
     _check_combinations(conf)
     check_sessions(conf)
+    if conf.pooling and (is_drawn(conf) or conf.max_total_tokens is not None):
+        other = "workload.max_input_tokens; max_total_tokens counts outputs"
+        if is_drawn(conf):
+            other = "requests that stand alone, not sessions, whose rounds answer each other"
+        raise ValueError(f"workload.pooling=true wants {other}")
     check_retrieval(conf)
 
 

@@ -46,6 +46,8 @@ class WorkloadConf:
       the end, or as long as the trace says.
     sessions: requests are rounds of sessions; then `num_requests`, `rate`, `concurrency` and `duration_s` are of
       sessions, and one ends before a round that would go beyond the limits.
+    pooling: requests want an embedding or a score, no tokens: they end when their prompt is computed, and lengths of
+      outputs are not read.
     retrieval: what is looked up before a prompt goes to the engine, and put in front of it.
     source: where the numbers of this workload come from; printed with the result.
     """
@@ -83,6 +85,7 @@ class WorkloadConf:
     hash_block_tokens: int | None = None
     priorities: list[float] = field(default_factory=list)
     abort_after_s: float | None = None
+    pooling: bool = False
     sessions: SessionsConf = field(default_factory=SessionsConf)
     retrieval: RetrievalConf = field(default_factory=RetrievalConf)
     source: str | None = None

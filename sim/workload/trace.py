@@ -32,6 +32,7 @@ class Workload:
     one it waits for; None: it waits for all.
     `sessions`: requests are rounds of sessions, session by session. Then the planned arrivals are those of the session,
     a later round is sent when the one before has ended, and `concurrency` is of sessions under way.
+    `output_tokens` are all 0 where requests want no tokens but an embedding or a score (`pools`).
     `retrieval`: what is looked up when a request has been sent, before its prompt goes to the engine.
     `digest` is the SHA-256 of the arrays and the concurrency, computed where it is not given; `provenance` says where
     lengths and arrivals come from; `notes` what was dropped or left unused on the way.
@@ -72,6 +73,11 @@ class Workload:
         return len(self.arrival_ns)
 
     @property
+    def pools(self) -> bool:
+        """Whether requests have no outputs: they end when their prompt is computed."""
+        return not self.output_tokens.any()
+
+    @property
     def has_content(self) -> bool:
         """Whether requests say something that could be found again."""
         shared = self.sessions is not None and self.sessions.shares
@@ -97,8 +103,12 @@ class Workload:
             raise ValueError(f"a workload wants its last arrival within {MOST_SECONDS:g} s, some ten years")
         if max(self.prompt_tokens.max(), self.output_tokens.max()) > MOST_TOKENS:
             raise ValueError(f"a workload wants at most {MOST_TOKENS:,} prompt tokens and output tokens per request")
-        if self.prompt_tokens.min() < 1 or self.output_tokens.min() < 1:
-            raise ValueError("a workload wants at least one prompt token and one output token per request")
+        if self.prompt_tokens.min() < 1 or (self.output_tokens.min() < 1 and not self.pools):
+            raise ValueError(
+                "a workload wants at least one prompt token and one output token per request (or no outputs at all)"
+            )
+        if self.pools and self.sessions is not None:
+            raise ValueError("a workload without outputs wants requests that stand alone, got sessions")
         if self.concurrency is not None and self.concurrency < 1:
             raise ValueError(f"a workload wants concurrency >= 1 or none, got {self.concurrency}")
         if (

@@ -14,6 +14,7 @@ from sim.workload.sessions.check import unread_of_sessions
 
 
 OF_TRACES = ("format", "hash_block_tokens")
+OF_OUTPUTS = ("output_tokens", "output_cv", "output_range_ratio")
 
 
 @cache
@@ -57,6 +58,8 @@ def unread(conf: WorkloadConf, key: str) -> str:
         wanted, found = readers(kind, key), reads(kind, choice)
         if wanted and found is not None and key not in found:
             return f"workload.{group}={' or '.join(wanted)}, got {choice}"
+    if key in OF_OUTPUTS and conf.pooling:
+        return "workload.pooling=false, got true"
     if key in OF_TRACES and "trace" not in (conf.arrival, conf.lengths):
         return f"workload.arrival=trace or workload.lengths=trace, got {conf.arrival} and {conf.lengths}"
     if key == "over_limit" and conf.max_input_tokens is None and conf.max_total_tokens is None:
