@@ -116,6 +116,9 @@ class ScriptedConnector:
         self.kept.append(request)
         return True
 
+    def queued(self, request: RowRequest) -> None:
+        """Nothing happens before it is looked up."""
+
     def preempted(self, request: RowRequest) -> None:
         """Nobody wants what it loses."""
 

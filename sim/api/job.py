@@ -29,7 +29,7 @@ from sim.event.holds import check_holds
 from sim.event.pool import Prices
 from sim.event.pooling import check_pooling
 from sim.event.swap import check_swap, swap_blocks
-from sim.event.tiers import check_tiers
+from sim.event.tier_checks import check_tiers
 from sim.hardware.check import device_from
 from sim.hardware.spec import DeviceConf
 from sim.memory.budget import memory_budget

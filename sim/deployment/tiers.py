@@ -20,6 +20,7 @@ class TierConf:
       alone bounds them, which every byte passes. `latency_s`: before the first byte of a recall.
     - `chunk_tokens`: KV comes and goes in chunks of so many tokens, whole blocks; 0: in blocks.
     - `write`: `through` as soon as blocks are computed, or what is about to be lost in the tier before (`evict`).
+    - `prefetch`: what a request that comes will want of it goes into the tier before, while the request waits.
     - `recall`: it delays the `request` alone, which waits without a seat, or the `batch` that begins it.
     """
 
@@ -31,6 +32,7 @@ class TierConf:
     write: str = THROUGH
     shared: bool = False
     recall: str = REQUEST
+    prefetch: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Tier:
     through: bool
     shared: bool
     delays_batch: bool
+    prefetches: bool = False
 
 
 def tiers_of(confs: Mapping[str, TierConf], block_tokens: int, block_bytes: float) -> tuple[Tier, ...]:
@@ -76,6 +79,11 @@ def tiers_of(confs: Mapping[str, TierConf], block_tokens: int, block_bytes: floa
                 f"{key}.write=evict takes what the tier before gives up, {before * block_tokens} tokens at a time: set "
                 f"chunk_tokens={before * block_tokens}, or write=through; got {tokens}."
             )
+        if conf.prefetch and (not found or blocks != before or not conf.read_gb_per_s):
+            raise ValueError(
+                f"{key}.prefetch brings chunks into the tier before: it wants one with the same chunk_tokens, and a "
+                "read_gb_per_s above 0; leave it out, or change these."
+            )
         chunks = int(conf.size_gb * GB / (blocks * block_bytes))
         if not chunks:
             raise ValueError(
@@ -94,6 +102,7 @@ def tiers_of(confs: Mapping[str, TierConf], block_tokens: int, block_bytes: floa
                 conf.write == THROUGH,
                 conf.shared,
                 conf.recall == BATCH,
+                conf.prefetch,
             )
         )
     return tuple(found)

@@ -17,7 +17,7 @@ from sim.deployment.conf import DeploymentConf
 from sim.deployment.engine import EngineSettings
 from sim.event.agenda import Agenda
 from sim.event.replica import Replica
-from sim.event.tiers import unsimulated
+from sim.event.tier_checks import unsimulated
 from sim.memory.shape import GroupShape
 from sim.report.swap import SwapCount
 from sim.scheduler.base import Batch

@@ -6,6 +6,9 @@ the host link of the rank, shared with all that uses them at that time. With `re
 a seat, and others go on; with `recall: batch` the batch that admits it takes as much longer as its recalls would, alone
 on their links.
 
+Where a tier is prefetched, chunks that a request which comes will want of it go into the tier before, if nothing nearer
+has them. Nobody waits for that: what has not arrived by the request's turn is recalled from where it is.
+
 Computed blocks are copied when their step has ended, each step's together; a request that has ended keeps its blocks
 until its copies are done. A block that is about to be lost is copied beside the steps.
 
@@ -17,21 +20,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sim.deployment.conf import DeploymentConf
-from sim.deployment.engine import EngineSettings
-from sim.deployment.tiers import KEY, Tier
+from sim.deployment.tiers import Tier
 from sim.event.agenda import Agenda
 from sim.event.network import Network
 from sim.event.replica import Replica
 from sim.memory.chunks import Chunks
 from sim.memory.pool import chain_keys
-from sim.memory.shape import GroupShape
 from sim.report.tiers import TierCount
 from sim.scheduler.base import Batch
-from sim.scheduler.find import find_scheduler
 from sim.scheduler.hooks import NOTHING, Alone, Connected, External
 from sim.units import NS_PER_S, to_ns
-from sim.workload.trace import Workload
 
 
 class CacheTiers:
@@ -89,6 +87,23 @@ class CacheTiers:
     def write(self, tier: int, rank: int, keys: Sequence[int], done: Callable[[int], None]) -> None:
         """Copy chunks from a rank's devices; they can be found when all are there."""
         self._copy(tier, rank, keys, self._path(tier, rank, reads=False), done)
+
+    def prefetch(self, tier: int, rank: int, keys: Sequence[int], done: Callable[[int], None]) -> None:
+        """Bring chunks that a tier has into the tier before, behind its latency."""
+        chunks, count = self._chunks[tier][rank], self.counts[tier]
+        path = [link for link in (self._links[tier][rank][0], self._links[tier - 1][rank][1]) if link >= 0]
+        for key in keys:
+            chunks.pin(key)
+        count.asked_chunks += len(keys)
+
+        def arrived(now_ns: int) -> None:
+            count.prefetched_chunks += len(keys)
+            for key in keys:
+                chunks.unpin(key)
+            done(now_ns)
+
+        begin_ns = self.agenda.now_ns + to_ns(self.tiers[tier].latency_s)
+        self.agenda.at(begin_ns, lambda now_ns: self._copy(tier - 1, rank, keys, path, arrived))
 
     def _copy(self, tier: int, rank: int, keys: Sequence[int], path: Sequence[int], done: Any) -> None:
         one, count = self.tiers[tier], self.counts[tier]
@@ -149,6 +164,7 @@ class CacheTiers:
         whole = all(count.recalled_blocks == count.asked_blocks for count in self.counts)
         return {
             "every block recalled from a tier arrived": whole and not any(port and port.busy for port in ports),
+            "every chunk prefetched arrived": all(c.prefetched_chunks == c.asked_chunks for c in self.counts),
             "no tier held more than its size": all(count.most_chunks <= count.chunks for count in self.counts),
         }
 
@@ -158,6 +174,7 @@ class TierPort(Alone):
 
     def __init__(self, rank: int, tiers: CacheTiers, block_tokens: int):
         self.scheduler: Connected | None = None
+        self.find: Callable[[int], int | None] = lambda key: None
         self._rank, self._tiers, self._block_tokens = rank, tiers, block_tokens
         self._through = [k for k, tier in enumerate(tiers.tiers) if tier.through]
         self._found: tuple[Any, list[tuple[int, int, int]]] = (None, [])
@@ -168,6 +185,8 @@ class TierPort(Alone):
         self._held: set[Any] = set()
         self._computed: dict[int, list[tuple[int, Any]]] = {k: [] for k in self._through}
         self._writing: set[tuple[int, int]] = set()
+        self._prefetches = any(tier.prefetches for tier in tiers.tiers)
+        self._coming: set[tuple[int, int]] = set()
         self._lost: list[int] = []
         self._behind_ns = 0
 
@@ -227,6 +246,32 @@ class TierPort(Alone):
             return False
         self._held.add(request)
         return True
+
+    def queued(self, request: Any) -> None:
+        """Prefetch what lies further away than it needs to, up to the first block that nobody has."""
+        if not self._prefetches:
+            return
+        tiers, rank = self._tiers, self._rank
+        limit = (request.known - 1) // self._block_tokens
+        keys = chain_keys(request, limit, self._block_tokens)
+        wanted: dict[int, list[int]] = {}
+        at = 0
+        while at < limit and self.find(keys[at]) is not None:
+            at += 1
+        while at < limit:
+            for k, tier in enumerate(tiers.tiers):
+                end = (at // tier.chunk_blocks + 1) * tier.chunk_blocks
+                if end <= limit and keys[end - 1] in tiers.chunks(k, rank):
+                    if tier.prefetches and (k, keys[end - 1]) not in self._coming:
+                        wanted.setdefault(k, []).append(keys[end - 1])
+                    at = end
+                    break
+            else:
+                break
+        for k, chunks in wanted.items():
+            coming = {(k, key) for key in chunks}
+            self._coming |= coming
+            tiers.prefetch(k, rank, chunks, partial(self._prefetched, coming))
 
     def registered(self, request: Any, first: int, stop: int) -> None:
         """Blocks [first, stop) of a request have their content: what lies in no tier yet is to be copied."""
@@ -293,6 +338,9 @@ class TierPort(Alone):
         assert self.scheduler is not None
         self.scheduler.report(received, read)
 
+    def _prefetched(self, coming: set[tuple[int, int]], now_ns: int) -> None:
+        self._coming -= coming
+
     def _arrived(
         self, request: Any, k: int, blocks: int, begun_ns: int, found: list[tuple[int, int, int]], now_ns: int
     ) -> None:
@@ -341,44 +389,3 @@ class TierPort(Alone):
                     free = True
         if free:
             self._tiers.tell(self._rank, now_ns)
-
-
-def check_tiers(
-    deployment: DeploymentConf,
-    engine: EngineSettings,
-    scheduler: str,
-    groups: tuple[GroupShape, ...],
-    workload: Workload,
-) -> None:
-    """Raise `ValueError` where `cache_tiers` are set and can do nothing, or are not simulated."""
-    if not deployment.cache_tiers:
-        return
-    wrong = [
-        (not workload.has_content, "do nothing here: they want a workload whose prompts have content to find again"),
-        (not engine.prefix_caching, "do nothing here: they want engine.enable_prefix_caching"),
-        (
-            not hasattr(find_scheduler(scheduler), "make_tiered"),
-            f"are simulated with vLLM's scheduler, got {scheduler}",
-        ),
-        *((bad, f"are {what}") for bad, what in unsimulated(deployment, engine, groups)),
-    ]
-    for bad, sentence in wrong:
-        if bad:
-            raise ValueError(f"{KEY} ({', '.join(deployment.cache_tiers)}) {sentence}; set cache_tiers=none.")
-
-
-def unsimulated(
-    deployment: DeploymentConf, engine: EngineSettings, groups: tuple[GroupShape, ...]
-) -> list[tuple[bool, str]]:
-    """What KV that lies in the host's memory does not go with: whether it is asked for, and what to say."""
-    elastic = bool(deployment.elastic.events) or deployment.elastic.mtbf_s > 0
-    full = len(groups) == 1 and groups[0].kind in ("full", "mla")
-    return [
-        (engine.speculation is not None, "not simulated with speculative decoding"),
-        (not full, "simulated for models whose layers all have full attention"),
-        (deployment.data_parallel > 1, "not simulated with data-parallel ranks"),
-        (deployment.pipeline_parallel > 1, "not simulated with pipeline stages"),
-        (deployment.ffn.devices > 0, "not simulated with deployment.ffn"),
-        (elastic, "not simulated with deployment.elastic"),
-        (deployment.session_hold_s > 0, "not simulated with deployment.session_hold_s"),
-    ]

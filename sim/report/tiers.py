@@ -14,6 +14,7 @@ class TierCount:
     `recalls`: of requests; `asked_blocks` and `recalled_blocks`, `recalled_bytes`; `recall_s`: from its blocks being
     taken to the last byte, of each. `written_chunks`, `written_bytes`: that came in; `dropped_chunks` were lost
     to make room, `refused_chunks` found none; `most_chunks` at once.
+    Of the `asked_chunks` of prefetches into the tier before, `prefetched_chunks` arrived there.
     """
 
     name: str
@@ -29,6 +30,8 @@ class TierCount:
     dropped_chunks: int = 0
     refused_chunks: int = 0
     most_chunks: int = 0
+    asked_chunks: int = 0
+    prefetched_chunks: int = 0
     recall_s: list[float] = field(default_factory=list)
 
 
@@ -51,6 +54,7 @@ def tier_fields(counts: Sequence[TierCount], block_tokens: int, prompt_tokens: i
             "written_tokens": count.written_chunks * count.chunk_blocks * block_tokens,
             "written_bytes": count.written_bytes,
             "dropped_tokens": count.dropped_chunks * count.chunk_blocks * block_tokens,
+            "prefetched_tokens": count.prefetched_chunks * count.chunk_blocks * block_tokens,
             "refused_tokens": count.refused_chunks * count.chunk_blocks * block_tokens,
         }
         for count in counts

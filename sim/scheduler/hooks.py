@@ -61,6 +61,9 @@ class Connector[R: Request](Protocol):
     def keeps(self, request: R, finished: bool) -> bool:
         """The request has ended: are its blocks kept, for somebody who will read them? Only what `finished` can be."""
 
+    def queued(self, request: R) -> None:
+        """A new request waits."""
+
     def preempted(self, request: R) -> None:
         """The request is about to lose its blocks and what it has `computed`, and waits."""
 
@@ -74,6 +77,9 @@ class Sender[R: Request](Connector[R], Protocol):
 
 class TierConnector[R: Request](Connector[R], Protocol):
     """The connector of an instance with more tiers behind its cache; full blocks are named by the hash of content."""
+
+    find: Callable[[int], int | None]
+    """The block of its own cache with this hash; set by the scheduler."""
 
     def registered(self, request: R, first: int, stop: int) -> None:
         """Blocks [first, stop) of the request have their content, or will when the step is over."""
@@ -174,6 +180,9 @@ class Alone:
     def keeps(self, request: Request, finished: bool) -> bool:
         """Nobody reads them."""
         return False
+
+    def queued(self, request: Request) -> None:
+        """Nothing to prepare."""
 
     def preempted(self, request: Request) -> None:
         """Nobody wants them."""

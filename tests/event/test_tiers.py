@@ -9,7 +9,7 @@ from hypothesis import given, settings as run_settings, strategies as st
 from sim.deployment.conf import DeploymentConf, ElasticConf, FfnConf
 from sim.deployment.tiers import Tier, TierConf, tiers_of
 from sim.event.run import ExactRun, run_exact
-from sim.event.tiers import check_tiers
+from sim.event.tier_checks import check_tiers
 from sim.memory.chunks import Chunks
 from sim.memory.shape import GroupShape
 from sim.report.result import FINISHED
@@ -42,6 +42,7 @@ def run(prompts, outputs, arrivals_ms, tiers=(HOST,), blocks=20, rate=1e9, step_
 
 
 A, B = list(range(64)), list(range(1000, 1144))  # 4 blocks; 9 blocks
+C = list(range(5000, 5144))  # 9 blocks
 
 
 def test_a_recall_by_hand():
@@ -102,7 +103,6 @@ def test_what_a_full_tier_gives_up_goes_into_the_next():
     """Host memory for 4 blocks: B's push A's out, to a disk, where 3 of A's 4 are found last."""
     host = dataclasses.replace(HOST, chunks=4, through=False)
     disk = dataclasses.replace(HOST, name="disk", chunks=50, read_bytes_per_s=1e9, write_bytes_per_s=1e9, through=False)
-    C = list(range(5000, 5144))
     found = run([A, B, C, A], [1, 1, 1, 1], [0, 50, 100, 200], (host, disk), blocks=9)
     assert found.requests.cached_tokens.tolist() == [0, 0, 0, 48]
     assert [count.recalled_blocks for count in found.cache_tiers] == [0, 3]
@@ -115,6 +115,27 @@ def test_a_shared_tier_serves_other_replicas(shared, cached):
     found = run([A, A], [1, 1], [0, 50], (dataclasses.replace(HOST, shared=shared),), replicas=2)
     assert found.requests.replica.tolist() == [0, 1]
     assert found.requests.cached_tokens.tolist() == [0, cached]
+
+
+@pytest.mark.parametrize(("prefetches", "end_ms"), [(True, 173), (False, 176)])
+def test_a_prefetch_by_hand(prefetches, end_ms):
+    """Host memory for 9 blocks, behind it a disk that has all: B and C push A's four blocks out of the host.
+
+    A comes again while D has the only seat, from 140 to 160, and is taken up at 150. From the disk its 3 blocks
+    take 6 ms at 0.5 GB/s: they are in the host at 156, and from there on the devices 3 ms after its turn at 160. Not
+    prefetched they come from the disk at 166. Either way the host gets A's 4 blocks again: 3 prefetched and 1
+    computed, or all from the devices.
+    """
+    host = dataclasses.replace(HOST, chunks=9)
+    disk = dataclasses.replace(HOST, name="disk", read_bytes_per_s=0.5e9, prefetches=prefetches)
+    prompts, arrivals = [A, B, C, [7], A], [0, 50, 100, 140, 142]
+    found = run(prompts, [1, 1, 1, 2, 1], arrivals, (host, disk), blocks=9, changes={"max_num_seqs": 1})
+    assert found.requests.cached_tokens[4] == 48
+    assert found.requests.finish_ns[4] == end_ms * MS
+    near, far = found.cache_tiers
+    assert (near.recalled_blocks, far.recalled_blocks) == ((3, 0) if prefetches else (0, 3))
+    assert far.prefetched_chunks == (3 if prefetches else 0)
+    assert near.written_chunks == 4 + 9 + 9 + 4
 
 
 def test_recalls_share_their_link():
@@ -159,12 +180,15 @@ def workload(rows):
     asynchronous=st.booleans(),
     replicas=st.integers(1, 2),
     patience=st.sampled_from([NEVER_ABORTS, 60 * MS]),
+    prefetch=st.booleans(),
 )
-def test_nothing_is_lost(rows, blocks, sizes, through, shared, batch, chunk, rate, asynchronous, replicas, patience):
+def test_nothing_is_lost(
+    rows, blocks, sizes, through, shared, batch, chunk, rate, asynchronous, replicas, patience, prefetch
+):
     """Conservation of requests, tokens, blocks and bytes is checked in the run; the same again, bit for bit."""
     chunk = chunk if through else 1
     tiers = tuple(
-        Tier(f"t{k}", size, chunk, 1e6, 2e9 * k, 1e9 * k, 1e-3 * k, through, shared, batch)
+        Tier(f"t{k}", size, chunk, 1e6, 2e9 * k, 1e9 * k, 1e-3 * k, through, shared, batch, prefetch and k > 0)
         for k, size in enumerate(sizes)
     )
     prompts, outputs, arrivals = workload(rows)
@@ -259,6 +283,7 @@ def test_chunks_are_the_least_recently_used_first():
         ({"size_gb": -1}, "tiers.x.size_gb wants a number from 0 on, got -1"),
         ({"size_gb": 9, "chunk_tokens": 24}, "wants a multiple of engine.block_size=16, got 24"),
         ({"size_gb": 9, "write": "back"}, "tiers.x.write wants one of through, evict, got 'back'"),
+        ({"size_gb": 9, "prefetch": True}, "tiers.x.prefetch brings chunks into the tier before: it wants one with"),
         ({"size_gb": 9, "recall": "all"}, "tiers.x.recall wants one of request, batch, got 'all'"),
         ({"size_gb": 9, "write": "evict", "chunk_tokens": 32}, "set chunk_tokens=16, or write=through; got 32"),
     ],

@@ -29,6 +29,7 @@ def tiers_html(result: SimulationResult) -> str:
         ["a recall takes, mean (ms)", *(quantity(tier["recall_ms_mean"]) for tier in found)],
         ["a recall takes, P99 (ms)", *(quantity(tier["recall_ms_p99"]) for tier in found)],
         ["recalled, GB", *(quantity(tier["recalled_bytes"] / GB) for tier in found)],
+        ["prefetched, thousand tokens", *(quantity(tier["prefetched_tokens"] / 1e3) for tier in found)],
         ["written, GB", *(quantity(tier["written_bytes"] / GB) for tier in found)],
         ["lost to make room, thousand tokens", *(quantity(tier["dropped_tokens"] / 1e3) for tier in found)],
     ]

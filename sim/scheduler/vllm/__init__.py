@@ -69,6 +69,7 @@ def make_tiered(settings: EngineSettings, cache: CacheShape, connector: TierConn
     made = make_rows(settings, cache, connector=connector)
     made.cache.on_registered = connector.registered
     made.cache.pool.on_lost = connector.lost
+    connector.find = made.cache.pool.find
     return made
 
 

@@ -111,6 +111,7 @@ class RowBatching:
         request.arrival = self._arrivals
         self._arrivals += 1
         self.waiting.add(request)
+        self.connector.queued(request)
 
     def abort(self, request: RowRequest) -> None:
         """Take an unfinished request out and free its blocks; what is under way for it is thrown away."""
