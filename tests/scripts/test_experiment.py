@@ -28,7 +28,7 @@ def test_the_naive_budget_by_hand():
 
 
 def test_what_there_is(headway):
-    known = ["llama-70b-256-h800", "naive-kv-budget", "qwen-235b-h800-h20", "step3-afd"]
+    known = ["llama-70b-256-h800", "naive-kv-budget", "qwen-235b-h800-h20", "rl-rollout", "step3-afd"]
     assert experiment_names() == known
     found = headway("experiment", "--json").json()
     assert found["experiments"] == {name: read_experiment(name).title for name in known}
