@@ -31,6 +31,10 @@ SERVED = {
 TensorRT-LLM's published Blackwell recipes set `moe_config.backend: TRTLLM`. Of its 8-bit kernels its own tables hold
 another backend's only; SGLang's hold the same library.
 """
+SERVED_WIDE = {("trtllm", "fp8_block"): ("trtllm", "deepgemm")}
+"""The same for experts over more than `NODE` ranks, where it differs: TensorRT-LLM's guide for DeepSeek-R1 has WIDEEP
+there, which computes 8-bit experts by DeepGEMM."""
+NODE = 8
 UNTUNED = {("sglang", "0.5.10"): ("sglang_fused_moe_triton",)}
 """Profiled without the tuned tiles that the engine ships: up to twice the time of the same kernel in the next table."""
 
@@ -58,14 +62,15 @@ class MoeTerms(NamedTuple):
 class LearnedMoe(ExpertKernel):
     """Fitted experts of one device as one engine runs them.
 
-    `choice`, `measured`: for each stored format, gated or not, spread over ranks or not: the kernel, and 1 if it was
-    measured as this engine runs it. `skew`: exponent of the assumed law of experts' popularity, 0: all alike.
+    `choice`, `measured`: for each stored format, gated or not, on one rank, spread, or spread over more than `NODE`: the
+    kernel, and 1 if it was measured as this engine runs it. `skew`: exponent of the assumed law of experts' popularity,
+    0: all alike.
     """
 
     arrays: Any
     residual: Residual | None
-    choice: Int[Array, "format gated spread"]
-    measured: Float[Array, "format gated spread"]
+    choice: Int[Array, "format gated width"]
+    measured: Float[Array, "format gated width"]
     skew: Float[Array, ""]
 
     def terms(self, slots: MoeSlots, device: DeviceArrays) -> MoeTerms:
@@ -85,7 +90,8 @@ class LearnedMoe(ExpertKernel):
             cache_bytes=jnp.broadcast_to(device.cache_bytes, slots.hidden.shape),
         )
         spread = spread_of(work, jnp)
-        at = (slots.format.astype(int), (slots.matrices > 2.5).astype(int), spread)
+        wide = (work.experts > (NODE + 0.5) * work.local_experts).astype(int)
+        at = (slots.format.astype(int), (slots.matrices > 2.5).astype(int), spread + wide)
         code = jnp.asarray(self.choice)[at].astype(int)
         dtype = slots.hidden.dtype
         arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), self.arrays)
@@ -161,7 +167,7 @@ def learned_moe(fitted: Fitted, engine: str, skew: float = 0.0) -> LearnedMoe:
 
 
 def chosen_kernels(fitted: Fitted, engine: str) -> tuple[np.ndarray, np.ndarray]:
-    """Kernel for each format, gated or not, spread or not; and whether it was measured as the engine runs it.
+    """Kernel for each format, gated or not, on one rank, spread, spread wide; and whether the engine runs it so.
 
     Preference: the format itself, as many bits, what servers run (`SERVED`), the engine's own, seen with this kind of
     experts, launch left out, tuned (not `UNTUNED`), the newest version (of "vllm/0.19.0" the newest up to it, else the
@@ -171,18 +177,21 @@ def chosen_kernels(fitted: Fitted, engine: str) -> tuple[np.ndarray, np.ndarray]
     signature, rows = np.asarray(fitted.arrays["signature"]), np.asarray(fitted.arrays["rows"])
     owners, builds, dtypes, names = zip(*map(parsed, fitted.kernels), strict=True)
     ages = [age(build, version) for build in builds]
-    shape = (len(FORMATS), *signature.shape[1:])
+    shape = (len(FORMATS), signature.shape[1], signature.shape[2] + 1)
     choice, measured = np.zeros(shape, np.int64), np.zeros(shape)
-    for form, gated, spread in np.ndindex(shape):
-        ranked = []
+    for form, gated, width in np.ndindex(shape):
+        ranked, spread = [], min(width, 1)
+        wanted = SERVED.get((engine, FORMATS[form]))
+        if width > 1:
+            wanted = SERVED_WIDE.get((engine, FORMATS[form]), wanted)
         for code, kernel in enumerate(fitted.kernels):
             stored = DTYPES[dtypes[code]][0]
             same, own, seen = stored == FORMATS[form], owners[code] == engine, signature[code, gated, spread] > 0
             alike = bits(stored) == bits(FORMATS[form])
             tuned = names[code] not in UNTUNED.get((owners[code], builds[code]), ())
-            served = (owners[code], names[code]) == SERVED.get((engine, FORMATS[form]))
+            served = (owners[code], names[code]) == wanted
             rank = (same, alike, served, own, seen, not kernel.endswith(" launched"), tuned)
             ranked.append((rank, ages[code], rows[code], -code, same and (own or served) and seen))
         *_, code, surely = max(ranked)
-        choice[form, gated, spread], measured[form, gated, spread] = -code, float(surely)
+        choice[form, gated, width], measured[form, gated, width] = -code, float(surely)
     return choice, measured

@@ -110,6 +110,15 @@ def test_what_servers_run(kernels, engine, dtype, wanted):
     assert choice[FORMATS.index(dtype), 1, 0] == wanted and measured[FORMATS.index(dtype), 1, 0] == 1.0
 
 
+def test_experts_over_more_than_a_node_run_another_kernel():
+    """TensorRT-LLM's 8-bit experts: on one rank and over 8 what its recipes set, over more DeepGEMM."""
+    kernels = ("trtllm/1.3.0 fp8_block deepgemm", "sglang/0.5.14 fp8_block sglang_flashinfer_trtllm_moe")
+    arrays = {"signature": np.ones((2, 2, 2)), "rows": np.array([1.0, 9.0])}
+    choice, measured = chosen_kernels(Fitted("moe", 2, arrays, kernels), "trtllm")
+    assert choice[FORMATS.index("fp8_block"), 1].tolist() == [1, 1, 0]
+    assert measured[FORMATS.index("fp8_block"), 1].tolist() == [1.0, 1.0, 1.0]
+
+
 def test_skewed_popularity_costs_ranks(fitted, h100):
     shared = trimmed(lower(load_model("qwen3-30b-a3b"), h100, 4, 4))
     with jax.enable_x64(True):
