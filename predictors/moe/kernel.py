@@ -63,8 +63,8 @@ class LearnedMoe(ExpertKernel):
     """Fitted experts of one device as one engine runs them.
 
     `choice`, `measured`: for each stored format, gated or not, on one rank, spread, or spread over more than `NODE`:
-    the kernel, and 1 if it was measured as this engine runs it. `skew`: exponent of the assumed law of experts' popularity,
-    0: all alike.
+    the kernel, and 1 if it was measured as this engine runs it. `skew`: exponent of the assumed law of experts'
+    popularity, 0: all alike.
     """
 
     arrays: Any
