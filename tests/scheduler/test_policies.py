@@ -101,19 +101,20 @@ def drive(scheduler, requests, depth=1, calls=20_000, aborts=()):
 
 
 drawn = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 150), st.integers(1, 50)), min_size=1, max_size=25)
+runs = {
+    "rows": drawn,
+    "blocks": st.integers(13, 40),
+    "seats": st.integers(1, 8),
+    "budget": st.integers(32, 96),
+    "depth": st.integers(1, 3),
+    "ahead": st.booleans(),
+    "aborts": st.lists(st.tuples(st.integers(0, 80), st.integers(0, 24)), max_size=4),
+}
 
 
 @pytest.mark.parametrize("name", POLICIES)
 @hypothesis_settings(max_examples=40)
-@given(
-    rows=drawn,
-    blocks=st.integers(13, 40),
-    seats=st.integers(1, 8),
-    budget=st.integers(32, 96),
-    depth=st.integers(1, 3),
-    ahead=st.booleans(),
-    aborts=st.lists(st.tuples(st.integers(0, 80), st.integers(0, 24)), max_size=4),
-)
+@given(**runs)
 def test_nothing_is_lost_under_memory_pressure(name, rows, blocks, seats, budget, depth, ahead, aborts):
     """Every request ends once, blocks come back, limits are kept, tokens come out as asked for, no call is in vain."""
     scheduler, settings = policy(
@@ -147,15 +148,7 @@ def test_nothing_is_lost_under_memory_pressure(name, rows, blocks, seats, budget
 
 @pytest.mark.parametrize("name", [name for name, (scheduler, _) in POLICIES.items() if scheduler == "trtllm"])
 @hypothesis_settings(max_examples=60)
-@given(
-    rows=drawn,
-    blocks=st.integers(13, 40),
-    seats=st.integers(1, 8),
-    budget=st.integers(32, 96),
-    depth=st.integers(1, 3),
-    ahead=st.booleans(),
-    aborts=st.lists(st.tuples(st.integers(0, 80), st.integers(0, 24)), max_size=4),
-)
+@given(**runs)
 def test_rows_that_go_together_are_as_those_that_are_walked(name, rows, blocks, seats, budget, depth, ahead, aborts):
     """The same statistics, order of ends, tokens thrown away and tokens that follow others, call by call."""
     rows = [row for row in rows if row[1] + row[2] <= LENGTH]
