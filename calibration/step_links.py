@@ -125,7 +125,8 @@ def replicas_of(requests: RequestTable) -> Iterator[RequestTable]:
     """The requests of each replica by itself."""
     for replica in np.unique(requests.replica[requests.replica >= 0]):
         mine = requests.replica == replica
-        yield replace(requests, **{name: column[mine] for name, column in vars(requests).items()})
+        columns = {name: column for name, column in vars(requests).items() if column is not None}
+        yield replace(requests, **{name: column[mine] for name, column in columns.items()})
 
 
 def _facts(a: np.ndarray, b: np.ndarray, steps: np.ndarray) -> list[tuple[int, int, int]]:
