@@ -316,7 +316,9 @@ def test_real_configs_are_read(shared):
 
 def test_an_unknown_name_gets_the_five_nearest():
     with pytest.raises(ValueError, match="the nearest names are") as caught:
-        load_model("foo")
+        load_model("llama-8")
     assert str(caught.value).count(",") == 4
+    with pytest.raises(ValueError, match="'foo' is neither .*; `headway models` lists the catalogue"):
+        load_model("foo")
     with pytest.raises(ValueError, match="model wants a name or a path, got ''"):
         load_model("")
