@@ -236,7 +236,7 @@ def build(conf: SimulateConf, workload: Workload | None = None) -> Job:
     check_holds(conf.deployment, plan.engine, conf.engine.scheduler, job.groups, workload)
     check_tiers(conf.deployment, plan.engine, conf.engine.scheduler, job.groups, workload)
     check_swap(conf.deployment, plan.engine, conf.engine.scheduler, job.groups)
-    _ = job.tiers, job.swap_blocks
+    _ = job.tiers, job.swap_blocks  # made here, so that sizes that cannot be are told before anything runs
     running = most_running(conf.engine.scheduler, plan.engine, job.pool_blocks - 1)
     return dataclasses.replace(job, plan=bounded(plan, running))
 

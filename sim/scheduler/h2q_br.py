@@ -140,9 +140,9 @@ class TwoQueues(RowBatching):
         for request in running:
             cut = request.computed < request.target
             request.place = LONG if request.session in self.long else CUT if cut else SHORT
-        waiting: list[Any] = list(self.queue.first(len(self.queue)))
-        self._carry_over(running, waiting[:1])
+        self._carry_over(running, list(self.queue.first(1)))
         if self._short_in_a_row >= self.options.liveness_quota:
+            waiting: list[Any] = list(self.queue.first(len(self.queue)))
             long_ones = [one for one in [*running, *waiting] if one.place == LONG]
             if long_ones:
                 self._first(min(long_ones, key=lambda request: request.arrival))
